@@ -85,6 +85,8 @@ def test_vectors_are_those_of_the_model_in_their_order(lm):
     np.testing.assert_allclose(raw, lm.encode(texts, normalize=False, empty="zeros"), atol=1e-6)
     unit = MTEBEncoder(lm, normalize=True).encode(batches, task_metadata=task_named())
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), [1, 0, 1, 1], atol=1e-5)
+    clustered = MTEBEncoder(lm).encode(batches, task_metadata=task_named("X", "Clustering"))
+    np.testing.assert_array_equal(clustered, unit)
     kept = EmbeddingCache()
     MTEBEncoder(language_model_system("kept", lm, kept)).encode(batches, task_metadata=task_named())
     assert key_of_text("an inn") in kept.store(language_model_system("tiny", lm).cache_key, "")

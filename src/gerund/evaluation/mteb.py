@@ -47,10 +47,12 @@ _EXPECTED = (
 class MTEBEncoder(EncoderForMTEB):
     """An encoder that ``mteb.evaluate`` accepts (``mteb.models.EncoderProtocol``).
 
-    All texts of a call are encoded at once, so that gerund sorts and batches them by length. Vectors are given
-    as they were pooled unless ``normalize`` is set: similarities are cosines either way, while the logistic regression
-    that MTEB classifies with loses most of what is in normalized vectors of a plain language model (Banking77
-    with a causal model of 260k parameters: .369 raw, .196 normalized).
+    All texts of a call are encoded at once, so that gerund sorts and batches them by length. Unless ``normalize`` says
+    otherwise, vectors that are clustered have length 1, as ``encode`` gives them, and all others are given as they were
+    pooled. K-means compares distances (1,000 StackOverflow titles by SmolLM2's adapter: V-measure 54.6 normalized,
+    42.8 raw), while the logistic regression that MTEB classifies with loses most of what is in normalized vectors of
+    a plain language model (Banking77 with a causal model of 260k parameters: .369 raw, .196 normalized). Similarities
+    are cosines either way.
 
     Args:
         model: a language model, or an encoder among the systems, whose embeddings are cached.
@@ -60,7 +62,7 @@ class MTEBEncoder(EncoderForMTEB):
             Queries and documents without one are encoded with the encoder's own prompt ``query`` or ``document``,
             where it has that, and all other texts with its default one.
         document_prompts: those of documents by MTEB task name, where they have one.
-        normalize: give every vector length 1.
+        normalize: give every vector length 1; None for those of clustering alone.
         show_progress: None shows a bar on a terminal.
 
     ::
@@ -75,7 +77,7 @@ class MTEBEncoder(EncoderForMTEB):
         name: str | None = None,
         prompts: Mapping[str, str] | None = None,
         document_prompts: Mapping[str, str] | None = None,
-        normalize: bool = False,
+        normalize: bool | None = None,
         show_progress: bool | None = None,
     ) -> None:
         system = model if isinstance(model, Encoder) else language_model_system(model.name, model)

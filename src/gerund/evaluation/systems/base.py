@@ -322,7 +322,7 @@ class EncoderForMTEB:
         name: str | None = None,
         prompts: Mapping[str, str] | None = None,
         document_prompts: Mapping[str, str] | None = None,
-        normalize: bool = False,
+        normalize: bool | None = None,
         show_progress: bool | None = None,
     ) -> None:
         self._system = system
@@ -352,7 +352,8 @@ class EncoderForMTEB:
             # A member of MTEB's enumeration, or its value.
             stored = self._system.stored_prompts.get(str(getattr(prompt_type, "value", prompt_type)))
             prompt = None if stored is None else PromptText(stored)
-        vectors = self._system.encode(texts, prompt=prompt, normalize=self._normalize, show=self._show)
+        normalize = task_metadata.type == "Clustering" if self._normalize is None else self._normalize
+        vectors = self._system.encode(texts, prompt=prompt, normalize=normalize, show=self._show)
         if not np.isfinite(vectors).all():
             raise ModelError(f"{self._name} gives vectors that are not finite numbers, which nothing can be scored on")
         return vectors
