@@ -7,7 +7,7 @@ import pytest
 
 from gerund.data.mining import job
 from tests.cli.helpers import run_cli
-from tests.data.mining.corpora import articles, write_jsonl
+from tests.data.mining.test_job import articles, write_jsonl
 
 
 @pytest.fixture

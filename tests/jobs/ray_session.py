@@ -24,7 +24,7 @@ from gerund.data.tables import open_table
 from gerund.errors import DataError, InputError, ResourceError
 from gerund.jobs import engine
 from gerund.jobs.engine import RayEngine, StatefulWork, make_engine, map_shards
-from tests.data.embedding.crashes import ABOUT, fake_encode
+from tests.data.embedding_crashes import ABOUT, fake_encode
 from tests.jobs.shard_work import killed_once, square
 
 

@@ -14,7 +14,7 @@ from gerund.inference.encode import batches, sweep
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.jobs.signals import interrupt_deferred
 from tests.cli.helpers import run_cli
-from tests.data.mining.corpora import articles, write_jsonl
+from tests.data.mining.test_job import articles, write_jsonl
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 # What any of it takes at most on the busiest of machines.

@@ -10,7 +10,7 @@ import pytest
 
 from gerund.data.mining import Match, candidates, matching_pairs, substrings
 from gerund.data.mining.candidates import Rule, find_pairs
-from gerund.data.mining.substrings import LAST_LIGHT_LETTER, SymbolWeights, Texts, code_points, normalised
+from gerund.data.mining.substrings import LAST_LIGHT_LETTER, SymbolWeights, normalised
 from gerund.errors import ConfigError, TextError
 from tests.data.mining import reference
 
@@ -20,25 +20,6 @@ def test_every_symbol_weighs_what_its_category_says():
     heavy = np.arange(0x110000) > LAST_LIGHT_LETTER
     expected = np.where(letter, np.where(heavy, 10, 3), 1)
     np.testing.assert_array_equal(SymbolWeights().of(np.arange(0x110000)), expected)
-
-
-@pytest.mark.parametrize(
-    "text, weight",
-    [
-        ("abc", 9),
-        ("汉字", 20),
-        ("かな", 20),
-        ("한글", 20),
-        ("é", 3),
-        ("e\u0301", 4),
-        ("7.", 2),
-        ("🙂", 1),
-        ("\u2710", 1),
-        ("", 0),
-    ],
-)
-def test_weights(text, weight):
-    assert SymbolWeights().of_text(text) == weight
 
 
 @pytest.mark.parametrize(
@@ -58,10 +39,6 @@ def test_weights(text, weight):
 def test_normalised(text, form):
     assert normalised(text) == form
     assert normalised(form) == form
-
-
-def test_code_points_beyond_the_first_plane_are_one_each():
-    assert code_points("a🙂\ud800").tolist() == [97, 0x1F642, 0xD800]
 
 
 ALPHABETS = {
@@ -161,19 +138,14 @@ def test_small_chunks_change_nothing(monkeypatch):
         check(draw, alphabet)
 
 
-class TestFigure2:
-    def test_nine_letters_are_too_few(self):
-        assert matching_pairs(["Tom is chasing Jerry.", "Jerry is chasing Tom."]) == []
-
-    def test_fourteen_letters_are_enough(self):
-        found = matching_pairs(["Spike is chasing Tom.", "Spike is chasing Jerry."])
-        assert found == [Match(0, 1, "spike is chasing", 14 * 3 + 2)]
-
-    def test_what_the_first_pair_shares(self):
-        # With the spaces around it, which the figure leaves out, it would weigh 30.
-        [match] = matching_pairs(["Tom is chasing Jerry.", "Jerry is chasing Tom."], threshold=28)
-        assert match == Match(0, 1, "is chasing", 9 * 3 + 1)
-        assert matching_pairs(["Tom is chasing Jerry.", "Jerry is chasing Tom."], threshold=29) == []
+def test_figure_2():
+    """GUR: nine letters in common are too few, and fourteen are enough."""
+    few = ["Tom is chasing Jerry.", "Jerry is chasing Tom."]
+    assert matching_pairs(few) == matching_pairs(few, threshold=29) == []
+    # With the spaces around it, which the figure leaves out, it would weigh 30.
+    assert matching_pairs(few, threshold=28) == [Match(0, 1, "is chasing", 9 * 3 + 1)]
+    enough = ["Spike is chasing Tom.", "Spike is chasing Jerry."]
+    assert matching_pairs(enough) == [Match(0, 1, "spike is chasing", 14 * 3 + 2)]
 
 
 class TestRule:
@@ -193,22 +165,6 @@ class TestRule:
         # One letter with an accent, composed or not.
         [match] = matching_pairs(["cafe\u0301 de la gare", "Café de la Gare!"])
         assert match.span == "café de la gare"
-
-    def test_equal_sentences_match(self):
-        assert matching_pairs(["Long enough to match."] * 3, max_uses=1) == [
-            Match(0, 1, "long enough to match.", 51 + 4)
-        ]
-        assert len(matching_pairs(["Long enough to match."] * 5)) == 10
-
-    def test_the_leftmost_of_equally_heavy_spans(self):
-        [match] = matching_pairs(["abcdefghij 1 klmnopqrst", "klmnopqrst 2 abcdefghij"])
-        assert match.span == "abcdefghij"
-
-    def test_short_texts(self):
-        short, long = "我喜欢她", "别人都说喜欢她的那个人其实并不认识她本人"
-        assert matching_pairs([short, long], 40) == []
-        assert matching_pairs([short, long], 40, short_threshold=20) == [Match(0, 1, "喜欢她", 30)]
-        assert matching_pairs([long, "x" + long[:3] + "汉" * 16], 40, short_threshold=20) == []
 
     def test_short_texts_by_their_characters(self):
         """GUR, section IV-A: below 64 characters two Chinese characters in common, else three."""
@@ -251,71 +207,38 @@ class TestRule:
             SymbolWeights(letter=weight)
 
 
-class TestSpans:
-    @pytest.mark.sweep(quick=0, check=3)
-    @pytest.mark.parametrize("seed", range(20))
-    def test_are_common_and_maximal(self, seed):
-        draw = random.Random(seed)
-        words = ["alpha", "beta", "汉字", "gamma delta", "x", "1999", "...", "语言"]
-        sentences = [" ".join(draw.choice(words) for _ in range(draw.randint(1, 40))) for _ in range(16)]
-        forms = [normalised(sentence) for sentence in sentences]
-        for match in matching_pairs(sentences):
-            assert match.span in forms[match.i]
-            assert match.span in forms[match.j]
-            assert match.span == match.span.strip()
-            assert SymbolWeights().of_text(match.span) == match.weight >= 30
-            assert reference.heaviest(forms[match.i], forms[match.j], SymbolWeights()) == (match.weight, match.span)
+# Each of these took minutes or all memory where pairs, windows or places were multiplied out: the sentences, how often
+# each may be used, how many pairs they make, and seconds and megabytes that are enough.
+WORST = {
+    "repeated": (lambda: ["a" * (1000 + number) for number in range(60)], None, 1770, 10, 150),
+    "almost repeated": (
+        lambda: ["a" * 20_000 + "b" + "a" * 20_001, "a" * 20_002 + "c" + "a" * 19_999], None, 1, 10, 100),
+    "identical": (lambda: ["All rights reserved; see the terms of use, which nobody reads."] * 3000, 4, 6000, 10, 150),
+    "alike": (
+        lambda: [f"This is page {n} of the {n * 7} pages of this long report." for n in range(4000)], 2, 3999, 20, 150),
+    "a long line": (lambda: [LONG, LONG[1000:], "unrelated words"], None, 1, 10, 300),
+}  # fmt: skip
+LONG = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 500_000)))
 
 
-class TestWorstCases:
-    """Each of these took minutes or all memory where pairs, windows or places were multiplied out."""
-
-    def quick(self, work, seconds, megabytes):
-        begin = perf_counter()
-        work()
-        assert perf_counter() - begin < seconds
-        tracemalloc.start()
-        try:
-            work()
-            assert tracemalloc.get_traced_memory()[1] < megabytes * 1e6
-        finally:
-            tracemalloc.stop()
-
-    def test_repeated_characters(self):
-        sentences = ["a" * (1000 + number) for number in range(60)]
-        self.quick(lambda: matching_pairs(sentences), 10, 150)
-
-    @pytest.mark.slow
-    def test_almost_repeated_characters(self):
-        sentences = ["a" * 20_000 + "b" + "a" * 20_001, "a" * 20_002 + "c" + "a" * 19_999]
-        [match] = matching_pairs(sentences)
-        assert match.weight == 60_003
-        self.quick(lambda: matching_pairs(sentences), 10, 100)
-
-    def test_thousands_of_identical_sentences(self):
-        sentences = ["All rights reserved; see the terms of use, which nobody reads."] * 3000
-        self.quick(lambda: matching_pairs(sentences, max_uses=4), 10, 150)
-        found = matching_pairs(sentences, max_uses=4)
-        assert len(found) == 6000
-
-    @pytest.mark.slow
-    def test_thousands_of_alike_sentences(self):
-        sentences = [f"This is page {number} of the {number * 7} pages of this long report." for number in range(4000)]
-        self.quick(lambda: matching_pairs(sentences, max_uses=2), 20, 150)
-
-    def test_a_title_that_everything_shares(self):
-        sentences = ["The history of the town"] + [f"The history of the town, part {number}." for number in range(5000)]
-        found = find_pairs([[normalised(one) for one in sentences]], Rule(), titled=True)
-        assert len(found.spans) == 5000
-
-    @pytest.mark.slow
-    def test_a_very_long_line(self):
-        text = "".join(map(chr, np.random.default_rng(0).integers(97, 123, 500_000)))
-        self.quick(lambda: matching_pairs([text, text[1000:], "unrelated words"]), 10, 300)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("repeated", "identical") else pytest.mark.slow) for name in WORST]
+)
+def test_worst_cases(name):
+    make, uses, pairs, seconds, megabytes = WORST[name]
+    sentences = make()
+    begin = perf_counter()
+    assert len(matching_pairs(sentences, max_uses=uses)) == pairs
+    assert perf_counter() - begin < seconds
+    tracemalloc.start()
+    try:
+        matching_pairs(sentences, max_uses=uses)
+        assert tracemalloc.get_traced_memory()[1] < megabytes * 1e6
+    finally:
+        tracemalloc.stop()
 
 
-def test_texts_know_their_stretches():
-    texts = Texts([["ab c", ""], ["🙂d"]], SymbolWeights())
-    assert (len(texts), [texts.text(number) for number in range(3)]) == (3, ["ab c", "", "🙂d"])
-    assert texts.total_weights().tolist() == [10, 0, 4]
-    assert texts.document.tolist() == [0, 0, 1]
+def test_a_title_that_everything_shares():
+    sentences = ["The history of the town"] + [f"The history of the town, part {number}." for number in range(5000)]
+    found = find_pairs([[normalised(one) for one in sentences]], Rule(), titled=True)
+    assert len(found.spans) == 5000
