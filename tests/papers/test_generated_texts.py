@@ -1,7 +1,6 @@
 """What a model writes, measured on tiny models and made-up documents, and once on a real one."""
 
 import json
-import lzma
 import random
 import sys
 from collections import Counter
@@ -298,14 +297,6 @@ def test_bad_corpora_are_refused(tmp_path, system):
         evaluate([BM25System()], [corpus(tmp_path, [document(40, 0)])])
 
 
-def test_compressed_corpora_are_read(tmp_path, system):
-    (tmp_path / "lm").mkdir()
-    path = tmp_path / "lm" / "tales.valid.jsonl.xz"
-    path.write_bytes(lzma.compress(json.dumps({"text": document(40, 0)}).encode()))
-    [task] = Writing.find(tmp_path)
-    assert replace(task, prefix_words=3, max_new_tokens=6).run(system, EvaluationConfig(limit=1)).size == 1
-
-
 @pytest.mark.slow
 def test_what_a_scorer_likes_best_is_kept(tmp_path, system):
     task = replace(corpus(tmp_path, [document(40, seed) for seed in range(4)]), samples=4)
@@ -508,11 +499,6 @@ def test_rep_window_looks_back_into_the_prefix(window):
             before = [words[other] for other in range(len(words)) if place - window <= other < place]
             copied += words[place] in before
         assert rep_window(words[cut:], words[:cut], window=window) == pytest.approx(copied / (len(words) - cut))
-
-
-def test_a_token_beyond_the_window_is_no_copy():
-    assert rep_window(["a", *"0123456789ABCDEFGHI", "a"]) == pytest.approx(1 / 21)
-    assert rep_window(["a", *"0123456789ABCDEFGHIJ", "a"]) == 0
 
 
 def test_overlap_counts_occurrences():
