@@ -15,7 +15,7 @@ from gerund.training.run_folder import announce, check_resumable, check_same_dat
 from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.training.conftest import sentences
-from tests.training.objectives.rankgen_recipes import passage, text
+from tests.training.objectives.recipes import passage, text
 
 
 def write_pairs(path, seed):

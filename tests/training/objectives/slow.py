@@ -136,17 +136,22 @@ def vector(eager, ids, first, plan, pooling):
     return sum(weight * state for weight, state in zip(weights, hidden, strict=True)) / sum(weights)
 
 
-def contrast(queries, positives, negatives, texts, temperature, similarity):
-    """Return the mean loss and the number of hits; ``texts`` are the strings of queries, positives, negatives."""
-    keys, names = positives + negatives, texts["positive"] + texts["negative"]
+def contrast(queries, keys, positives, is_excluded, temperature=1.0, similarity="dot"):
+    """Return the summed loss and the number of hits; some keys are no negatives of a query, its positive apart."""
     total, hits = 0.0, 0
     for i, query in enumerate(queries):
-        scores = {}
-        for j, key in enumerate(keys):
-            if j != i and names[j] in (texts["positive"][i], texts["query"][i]):
-                continue
-            dot = (query * key).sum()
-            scores[j] = dot if similarity == "dot" else dot / (query.square().sum() * key.square().sum()).sqrt()
-        total = total - (scores[i] / temperature) + sum((s / temperature).exp() for s in scores.values()).log()
-        hits += all(scores[i] > score for j, score in scores.items() if j != i)
-    return total / len(queries), hits
+        right = similar(query, keys[positives[i]], similarity) / temperature
+        others = [
+            similar(query, key, similarity) / temperature
+            for j, key in enumerate(keys)
+            if j != positives[i] and not is_excluded(i, j)
+        ]
+        total = total + torch.logsumexp(torch.stack([right, *others]), 0) - right
+        hits += all(right > other for other in others)
+    return total, hits
+
+
+def similar(left, right, similarity):
+    dot = (left * right).sum()
+    lengths = (left.square().sum() * right.square().sum()).sqrt()
+    return dot if similarity == "dot" or lengths == 0 else dot / lengths

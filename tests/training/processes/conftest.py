@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.training.conftest import sentences
-from tests.training.objectives.rankgen_recipes import passage
+from tests.training.objectives.recipes import passage
 
 
 @pytest.fixture(scope="module")
