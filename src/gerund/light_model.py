@@ -21,7 +21,6 @@ from gerund.inference.generate.sequence import Piece
 from gerund.models.bundled import BundledAdapters
 from gerund.models.fingerprint import (
     adapter_hash,
-    cache_hash,
     cache_key,
     cache_passed_probe,
     cached_hash,
@@ -189,12 +188,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
         """Hash of the base weights."""
         files = parts_of(self.path)
         key = weights_key(describe_files(files), "torch.float32", ARITHMETIC)
-        hashed = None if key is None else cached_hash(key)
-        if hashed is None:
-            hashed = files_hash(files, ARITHMETIC)
-            if key is not None:
-                cache_hash(key, hashed)
-        return hashed
+        return cached_hash(key, lambda: files_hash(files, ARITHMETIC))
 
     @property
     def adapter_hash(self) -> str:

@@ -137,6 +137,16 @@ def beginnings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], most: i
     ]
 
 
+def common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many tokens, or other items, two sequences have in common at their beginnings.
+
+    >>> common_prefix_length([5, 6, 7], [5, 6, 8, 9])
+    2
+    """
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
 def ids_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Return the tokens of a text that stands inside another one, without special tokens.
 

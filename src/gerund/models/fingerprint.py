@@ -8,7 +8,7 @@ content was changed or replaced gets another description, regardless of its name
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -121,15 +121,14 @@ def weights_key(description: str, *how: str) -> str | None:
     return cache_key(description, *how, _transformers(), __version__)
 
 
-def cached_hash(key: str) -> str | None:
-    """Return the hash of the weights with this key; None where none is cached."""
-    hashed = cached_text("weights", key)
-    return hashed if _HASH.fullmatch(hashed) else None
-
-
-def cache_hash(key: str, hashed: str) -> None:
-    """Cache the hash of the weights with this key, where the cache can be written."""
-    cache_text("weights", key, hashed)
+def cached_hash(key: str | None, compute: Callable[[], str]) -> str:
+    """Return the hash of the weights with this key; where none is cached, or without a key, it is computed."""
+    hashed = "" if key is None else cached_text("weights", key)
+    if not _HASH.fullmatch(hashed):
+        hashed = compute()
+        if key is not None:
+            cache_text("weights", key, hashed)
+    return hashed
 
 
 def probe_passed(key: str) -> bool:

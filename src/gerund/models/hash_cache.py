@@ -18,7 +18,7 @@ import gerund.attention
 import gerund.settings
 from gerund.attention.layouts import is_one_graph
 from gerund.models.adapters import base_state
-from gerund.models.fingerprint import cache_hash, cache_key, cached_hash, files_hash, times_written, weights_hash
+from gerund.models.fingerprint import cache_key, cached_hash, files_hash, times_written, weights_hash
 from gerund.models.runtimes import packed_in
 from gerund.settings.plan import ResolvedPlan
 
@@ -69,15 +69,9 @@ class CachedWeightsHash:
         """Return the hash of the weights as they are now."""
         changes = self._changes()
         if self._hashed is None or self._hashed[0] != changes:
-            self._hashed = changes, self._hash()
+            self._hashed = changes, cached_hash(self.files_key, self._hash)
         return self._hashed[1]
 
     def _hash(self) -> str:
-        key = self.files_key
-        hashed = None if key is None else cached_hash(key)
-        if hashed is None:
-            packed = is_one_graph(self._model)
-            hashed = files_hash(*packed_in(self._model)) if packed else weights_hash(base_state(self._model))
-            if key is not None:
-                cache_hash(key, hashed)
-        return hashed
+        packed = is_one_graph(self._model)
+        return files_hash(*packed_in(self._model)) if packed else weights_hash(base_state(self._model))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from gerund.checks import check_unicode, is_listing
 from gerund.errors import ConfigError, DataError, FingerprintError, GerundError, TextError
 from gerund.inference.generate.prompts import Message, Prompt, is_message, prompt_ids
+from gerund.inference.text_ids import common_prefix_length
 from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import DiskCache
 from gerund.retrieval.question_answering import PendingAnswer, Question
@@ -415,5 +416,4 @@ def common_start(first: Sequence[int], second: Sequence[int]) -> list[int]:
     >>> common_start([1, 2, 3], [1, 2, 4, 5])
     [1, 2]
     """
-    count = next((place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-    return list(first[: min(len(first), len(second)) if count is None else count])
+    return list(first[: common_prefix_length(first, second)])

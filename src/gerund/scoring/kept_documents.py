@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
+from gerund.inference.text_ids import common_prefix_length
+
 # A beginning shorter than this is read again with every document.
 _WORTH_SHARING = 8
 
@@ -56,6 +58,5 @@ def shared_beginning(texts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     if len(texts) < 2:
         return ()
     first, last = min(texts), max(texts)  # in the order of words, so that only these two differ soonest
-    count = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    count = min(count, *(len(text) - 1 for text in texts))
+    count = min(common_prefix_length(first, last), *(len(text) - 1 for text in texts))
     return first[:count] if count >= _WORTH_SHARING else ()

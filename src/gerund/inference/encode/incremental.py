@@ -25,6 +25,7 @@ from gerund.inference.encode.runtime import (
     takes_positions,
 )
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
+from gerund.inference.text_ids import common_prefix_length
 from gerund.inference.tokens import InputFormat, Tokens, rotary_limit, tokenize
 
 # Texts per batch at most, and tokens as a multiple of the usual number, since most are not read again.
@@ -75,7 +76,7 @@ class IncrementalEncoder:
         if self._known is not None and self._is_long(max(map(len, self._known.ids))) != self._is_long(longest):
             self._known = None
         parents, shared = self._parents(ids)
-        common = min((_common(ids[0], text_ids) for text_ids in ids[1:]), default=0)
+        common = min((common_prefix_length(ids[0], text_ids) for text_ids in ids[1:]), default=0)
         if common >= max(shared) + _WORTH_READING_FIRST and self._is_long(common) == self._is_long(longest):
             self.states([Tokens(ids[0][:common], 0, 0)])
             parents, shared = self._parents(ids)
@@ -112,7 +113,7 @@ class IncrementalEncoder:
         parents, shared = [0] * len(ids), [0] * len(ids)
         for row, text_ids in enumerate(ids if self._known is not None else ()):
             assert self._known is not None
-            counts = [_common(text_ids, other) for other in self._known.ids]
+            counts = [common_prefix_length(text_ids, other) for other in self._known.ids]
             parents[row] = int(np.argmax(counts))
             # The last token is always read again, so that there is something to read.
             shared[row] = min(counts[parents[row]], len(text_ids) - 1)
@@ -176,17 +177,6 @@ def _has_windows(config: Any) -> bool:
 def _anew(runtime: EncoderRuntime, texts: Sequence[Tokens]) -> np.ndarray:
     states_BTD, begin = runtime.states(texts)
     return runtime.pooled(texts, states_BTD, begin)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix of two texts.
-
-    >>> _common([5, 6, 7], [5, 6, 8, 9])
-    2
-    """
-    return next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
 
 
 def _layers_of(cache: DynamicCache) -> list[PreallocatedLayer]:

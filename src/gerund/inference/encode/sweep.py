@@ -25,6 +25,7 @@ from gerund.attention.recurrent import kind_of
 from gerund.errors import ConfigError
 from gerund.inference.encode.batches import default_batch_tokens, in_batches, token_states
 from gerund.inference.encode.runtime import EncoderRuntime, shares_pass, states_each
+from gerund.inference.text_ids import common_prefix_length
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.settings.plan import Direction, ResolvedPlan, Stream, View
@@ -59,8 +60,7 @@ class _Path:
 
     def shared(self, steps: Sequence[_Step]) -> int:
         """Return how many layers from the bottom do the same."""
-        pairs = zip(self.steps, steps, strict=False)
-        return next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(self.steps))
+        return common_prefix_length(self.steps, steps)
 
 
 class Sweep:

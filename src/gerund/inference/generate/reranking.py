@@ -37,7 +37,7 @@ from gerund.inference.generate.sampling import (
 from gerund.inference.generate.sequence import Cancelled, Piece, room_after
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
-from gerund.inference.text_ids import end_ids
+from gerund.inference.text_ids import common_prefix_length, end_ids
 from gerund.inference.tokens import context_length, rotary_limit, rotary_side
 from gerund.settings.sampling import Rerank, Sampling
 from gerund.types import Candidate, Ranked, Usage
@@ -455,8 +455,7 @@ def _common_prefix(texts: Sequence[str]) -> str:
     'He l'
     """
     first, last = min(texts), max(texts)  # all others are between these two
-    same = next((at for at, (one, two) in enumerate(zip(first, last, strict=False)) if one != two), len(first))
-    return first[:same]
+    return first[: common_prefix_length(first, last)]
 
 
 def _groups(lengths: Sequence[int], sides: Sequence[int], width: int) -> Iterator[list[int]]:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.data.corpus import clean_text, read_documents
 from gerund.errors import ConfigError, OutputExistsError, TextError
-from gerund.inference.text_ids import prompted, text_ids
+from gerund.inference.text_ids import common_prefix_length, prompted, text_ids
 from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.jobs.files import atomic_folder
 from gerund.models.folder_files import demand_readable_files
@@ -289,7 +289,7 @@ class InputFormatter:
             assert alone is not None
             together = joint.ids[: len(joint) - len(self._after)]
             single = alone.ids[alone.specials_before : len(alone) - len(self._after)]
-            same = _common_end(together, single)
+            same = common_prefix_length(together[::-1], single[::-1])
             if same < size // 2 and size < len(text):
                 continue
             changed = len(single) - same
@@ -297,13 +297,3 @@ class InputFormatter:
                 break  # the tokens at the border are not what the tokenizer makes of their text
             return together[: len(together) - same] + text[changed:], joint.text_from
         return None, 0
-
-
-def _common_end(first: list[int], second: list[int]) -> int:
-    """Return how many tokens at the end are the same.
-
-    >>> _common_end([5, 1, 2], [1, 2])
-    2
-    """
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
