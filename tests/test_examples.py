@@ -86,6 +86,51 @@ def test_distillation_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+def test_more_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (
+        "sts",
+        "classification/hwu64",
+        "classification/chemprot",
+        "classification/pubmedqa",
+        "pairs",
+        "suffix",
+        "lm",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sts/stsb.train.tsv").write_text("5.0\tA plane takes off.\tAn air plane takes off.\n")
+    rows = {
+        "classification/hwu64/train.jsonl": {"text": "wake me at nine"},
+        "classification/chemprot/train.jsonl": {"text": "The << enzyme >> binds [[ zinc ]] ."},
+        "classification/pubmedqa/train.jsonl": {
+            "text": "Does zinc help the heart? It was given to 40 people. Few fell ill."
+        },
+        "pairs/mqp.jsonl": {"text1": "Is a cough dangerous?", "text2": "Should I fear a cough?"},
+        "suffix/hellaswag.jsonl": {"prefix": "Riding a horse: A woman sits on a horse. She"},
+    }
+    for name, row in rows.items():
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    passage = "The cells of this tissue make a protein, which helps the patients who have the disease and lack it. " * 3
+    for name in ("wiki.train", "wiki.more"):
+        with lzma.open(tmp_path / f"lm/{name}.jsonl.xz", "wt", encoding="utf-8") as file:
+            file.write(json.dumps({"title": "Tissue", "text": f"{passage}\n{'No word of it here. ' * 9}"}) + "\n")
+    run("more_texts.py", tmp_path, "-o", tmp_path / "out.jsonl", "--most", "30")
+    output = capsys.readouterr().out
+    texts = {json.loads(line)["text"].lower() for line in (tmp_path / "out.jsonl").read_text().splitlines()}
+    assert "science: 1 of" in output
+    assert "docstrings: 30 of" in output
+    assert texts >= {
+        "an air plane takes off.",
+        "wake me at nine",
+        "the enzyme binds zinc.",
+        "does zinc help the heart?",
+    }
+    assert not any("no word of it" in text for text in texts)
+    with pytest.raises(SystemExit):
+        run("more_texts.py", tmp_path / "nothing", "-o", tmp_path / "out.jsonl")
+    assert "stsb.train.tsv" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_threads(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("threads.py", "--model", tiny_folder)
     output = capsys.readouterr().out
