@@ -6,7 +6,8 @@ import json
 import pytest
 
 from gerund.errors import DataError
-from gerund.evaluation.data_files import collection_files, collections_in, read_candidates, read_collection
+from gerund.evaluation.data_files import collection_files, read_candidates, read_collection
+from gerund.evaluation.tasks.retrieval import Retrieval
 from tests.evaluation.tables import write_collection, write_lines, write_pairs
 
 DOCUMENTS = {"d1": "one", "d2": "two", "3": "three"}
@@ -59,11 +60,12 @@ def test_compressed_files_and_validation(folder):
     assert list(read(folder, "validation").queries) == ["q2"]
 
 
-def test_collections_have_corpus_queries_and_a_test_set(folder, tmp_path):
-    write_collection(tmp_path / "only-dev", DOCUMENTS, QUERIES, JUDGED, split="dev")
-    (tmp_path / "notes.txt").touch()
-    assert list(collections_in(tmp_path)) == ["small"]
-    assert collections_in(tmp_path / "absent") == {}
+def test_collections_have_corpus_queries_and_a_test_set(tmp_path):
+    for name, split in (("small", "test"), ("only-dev", "dev")):
+        write_collection(tmp_path / "retrieval" / name, DOCUMENTS, QUERIES, JUDGED, split=split)
+    (tmp_path / "retrieval" / "notes.txt").touch()
+    assert [task.title for task in Retrieval.find(tmp_path)] == ["small"]
+    assert Retrieval.find(tmp_path / "absent") == []
 
 
 def refused(folder, *said, split="test"):

@@ -11,7 +11,6 @@ from gerund.evaluation.data_files import (
     LabelledTexts,
     RatedPairs,
     check_labels,
-    choice_files,
     corpora_in,
     has_stories,
     labelled_splits,
@@ -21,6 +20,8 @@ from gerund.evaluation.data_files import (
     read_labelled_pairs,
     read_scored_pairs,
     read_texts,
+    single_files,
+    story_files,
 )
 from tests.evaluation.tables import write_lines
 
@@ -187,8 +188,9 @@ def test_both_layouts(tmp_path):
     assert (one.prefix, one.candidates, one.gold) == ("a b", ("c", "d", "e"), 2)
     assert (other.prefix, other.story) == ("A. B.", ("A.", "B.", "C."))
     assert [has_stories(path) for path in (swag, tales)] == [False, True]
-    assert choice_files(tmp_path) == {"swag": swag, "tales": tales}
-    assert choice_files(tmp_path / "none") == {}
+    assert single_files(swag.parent) == {"swag": (swag,), "tales": (tales,)}
+    assert story_files(swag.parent) == {"tales": (tales,)}
+    assert single_files(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_names_splits_and_cleaning(tmp_path):
     folder.mkdir()
     for name in ("wiki.test.jsonl", "wiki.valid.jsonl", "books.test.txt", "wiki.train.jsonl", "notes.md"):
         (folder / name).write_text(json.dumps({"text": "Fraile () is a mountain."}) + "\n")
-    found = corpora_in(tmp_path)
+    found = corpora_in(folder)
     assert {name: sorted(files) for name, files in found.items()} == {"books": ["test"], "wiki": ["test", "validation"]}
     assert list(read_texts(found["wiki"]["test"])) == ["Fraile is a mountain."]
     assert corpora_in(tmp_path / "none") == {}

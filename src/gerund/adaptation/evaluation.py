@@ -159,7 +159,6 @@ def scores_of(ranked: Sequence[str], relevant: Sequence[str]) -> tuple[float, fl
 MODE_NAMES: Mapping[Mode, str] = {"words": "words (BM25)", "vectors": "vectors", "hybrid": "words and vectors"}
 """Names of the search modes, as reports print them."""
 
-
 Outcome = Literal["helped", "hurt", "no matter", "unknown"]
 
 SIGNIFICANT = 0.05

@@ -140,13 +140,14 @@ def read_labelled_pairs(path: Path) -> RatedPairs:
 
 def labelled_splits(folder: Path) -> dict[str, Path]:
     """Return the files of ``train``, ``validation`` (``valid``, ``validation`` or ``dev``) and ``test`` in a folder."""
-    splits = {}
-    for split, names in _SPLITS.items():
-        paths = (folder / f"{name}{ending}" for name in names for ending in ENDINGS)
-        path = next((path for path in paths if path.is_file()), None)
-        if path is not None:
-            splits[split] = path
-    return splits
+    named = {split: [f"{name}{ending}" for name in names for ending in ENDINGS] for split, names in _SPLITS.items()}
+    return first_there(folder, named)
+
+
+def first_there(folder: Path, named: Mapping[str, Iterable[str]]) -> dict[str, Path]:
+    """Return for each key the first of its files that is in a folder; keys without one are left out."""
+    paths = {key: [folder / name for name in names if (folder / name).is_file()] for key, names in named.items()}
+    return {key: there[0] for key, there in paths.items() if there}
 
 
 def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, Path]:
@@ -161,11 +162,17 @@ def named_files(folder: Path, endings: tuple[str, ...] = ENDINGS) -> dict[str, P
     return dict(sorted(by_name.items()))
 
 
-def split_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+def single_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the files of ``named_files``, each by itself."""
+    return {name: (path,) for name, path in named_files(folder).items()}
+
+
+def split_files(
+    folder: Path, endings: tuple[str, ...] = (".json",), splits: tuple[str, ...] = ("test", "valid")
+) -> dict[str, tuple[Path, ...]]:
     """Return by name the files ``NAME.test.json``, followed by ``NAME.valid.json`` where there is one."""
-    files = named_files(folder, (".json",))
-    names = [name.removesuffix(".test") for name in files if name.endswith(".test")]
-    splits = ("test", "valid")
+    files = named_files(folder, endings)
+    names = sorted(name.removesuffix(f".{splits[0]}") for name in files if name.endswith(f".{splits[0]}"))
     return {name: tuple(files[f"{name}.{split}"] for split in splits if f"{name}.{split}" in files) for name in names}
 
 
@@ -180,9 +187,9 @@ def check_labels(train: LabelledTexts, test: LabelledTexts, *, train_path: Path,
 
 
 def corpora_in(folder: Path) -> dict[str, dict[str, Path]]:
-    """Return by name the files of every corpus ``lm/NAME.test.*`` and ``lm/NAME.valid.*``, by split."""
+    """Return by name the files of every corpus ``NAME.test.*`` and ``NAME.valid.*`` in a folder, by split."""
     corpora: dict[str, dict[str, Path]] = {}
-    for path in sorted((folder / CORPORA_FOLDER).glob("*")):
+    for path in sorted(folder.glob("*")):
         match = _CORPUS_NAME.fullmatch(path.name)
         if match is not None:
             corpora.setdefault(match["name"], {})["test" if match["split"] == "test" else "validation"] = path
@@ -196,6 +203,14 @@ def test_files(folder: Path) -> dict[str, tuple[Path, ...]]:
         for name, files in corpora_in(folder).items()
         if "test" in files
     }
+
+
+def corpus_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the files of every corpus as ``test_files`` does; one with a validation file only is ``NAME.valid``."""
+    others = {
+        f"{name}.valid": (files["validation"],) for name, files in corpora_in(folder).items() if "test" not in files
+    }
+    return dict(sorted((test_files(folder) | others).items()))
 
 
 def style_of(path: Path) -> str:
@@ -244,9 +259,9 @@ class Choice:
         return (*self.sentences, self.candidates[self.gold])
 
 
-def choice_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a data folder's ``suffix`` by name."""
-    return named_files(folder / CHOICES_FOLDER)
+def story_files(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the files of ``single_files`` that have stories."""
+    return {name: paths for name, paths in single_files(folder).items() if has_stories(paths[0])}
 
 
 def has_stories(path: Path) -> bool:
@@ -357,18 +372,7 @@ def collection_files(folder: Path) -> dict[str, Path]:
         "test candidates": ["candidates/test.tsv"],
         "validation candidates": ["candidates/dev.tsv"],
     }
-    files = {}
-    for key, names in places.items():
-        path = next((folder / name for name in names if (folder / name).is_file()), None)
-        if path is not None:
-            files[key] = path
-    return files
-
-
-def collections_in(folder: Path) -> dict[str, dict[str, Path]]:
-    """Return the files of every collection in a folder by its name, sorted; those without a test set are none."""
-    collections = {path.name: collection_files(path) for path in sorted(folder.glob("*")) if path.is_dir()}
-    return {name: files for name, files in collections.items() if {"corpus", "queries", "test"} <= files.keys()}
+    return first_there(folder, places)
 
 
 def read_collection(files: Mapping[str, Path], split: str = "test") -> Collection:

@@ -5,7 +5,7 @@ An entry point of the group ``gerund.tasks`` makes its class known.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,10 +17,9 @@ from gerund.evaluation.data_files import (
     LabelledTexts,
     RatedPairs,
     check_labels,
-    corpora_in,
     labelled_splits,
-    named_files,
     read_labelled,
+    single_files,
 )
 from gerund.evaluation.systems.base import Generates
 
@@ -170,21 +169,21 @@ class Task(ABC):
     in_all: ClassVar[bool] = True
     # The folder of the data folder that its files are in; empty where they are another task's.
     data_folder: ClassVar[str] = ""
+    # What finds the files of each task in that folder, by the second half of its name.
+    layout: ClassVar[Callable[[Path], Mapping[str, tuple[Path, ...]]]] = single_files
 
     name: str
     files: tuple[Path, ...] = ()
 
     @classmethod
     def find(cls, folder: Path) -> "list[Task]":
-        """Return the tasks of this kind whose data are in a folder."""
-        del folder
-        return []
+        """Return the tasks of this kind whose data are in a folder, as its ``layout`` finds them."""
+        return cls.of(cls.layout(folder / cls.data_folder)) if cls.data_folder else []
 
     @classmethod
-    def of_named_files(cls, folder: Path) -> "list[Task]":
-        """Return a task for every file in the folder of this kind's data, called by the file's name."""
-        files = named_files(folder / cls.data_folder)
-        return [cls(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
+    def of(cls, files: Mapping[str, tuple[Path, ...]]) -> "list[Task]":
+        """Return a task for each of these, by the second half of its name."""
+        return [cls(name=f"{cls.kind}/{name}", files=paths) for name, paths in files.items()]
 
     @classmethod
     def known_names(cls) -> list[str]:
@@ -276,15 +275,6 @@ class FileTask(Task):
         files: the test set, then the validation set where there is one.
     """
 
-    @classmethod
-    def of_corpora(cls, folder: Path) -> list[Task]:
-        """Return a task for every corpus in ``lm/``; one that has a validation file only is named ``NAME.valid``."""
-        tasks: list[Task] = []
-        for name, files in corpora_in(folder).items():
-            paths = tuple(files[split] for split in ("test", "validation") if split in files)
-            tasks.append(cls(name=f"{cls.kind}/{name}{'' if 'test' in files else '.valid'}", files=paths))
-        return tasks
-
     @property
     def has_validation(self) -> bool:
         """Whether there is a validation file."""
@@ -296,30 +286,25 @@ class FileTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledTask(Task):
-    """A task on a folder of labelled texts, ``classification/NAME/``.
+class FolderTask(Task):
+    """A task on a folder ``NAME/``, whose files are splits and whatever else belongs to them."""
 
-    ``config.limit`` texts of each split are sampled by ``config.seed``, since files are often sorted by label.
-    """
-
-    side: ClassVar[Side] = "representation"
-    data_folder: ClassVar[str] = "classification"
+    # What finds the files of a folder by what they are, and those without which it is no task.
+    splits_of: ClassVar[Callable[[Path], dict[str, Path]]]
     needed_splits: ClassVar[tuple[str, ...]] = ("train", "test")
 
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every folder of labelled texts that has the splits that are needed."""
-        tasks: list[Task] = []
-        for path in sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir()):
-            splits = labelled_splits(path)
-            if set(cls.needed_splits) <= splits.keys():
-                tasks.append(cls(name=f"{cls.kind}/{path.name}", files=tuple(splits.values())))
-        return tasks
+        """Return a task for every folder that has the files that are needed."""
+        folders = sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir())
+        splits = {path.name: cls.splits_of(path) for path in folders}
+        there = {name: files for name, files in splits.items() if set(cls.needed_splits) <= files.keys()}
+        return cls.of({name: tuple(files.values()) for name, files in there.items()})
 
     @property
     def splits(self) -> dict[str, Path]:
-        """The files by split."""
-        return labelled_splits(self.files[0].parent)
+        """The files by what they are."""
+        return type(self).splits_of(self.files[0].parent)
 
     @property
     def has_validation(self) -> bool:
@@ -332,6 +317,18 @@ class LabelledTask(Task):
         if path is None:
             raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
         return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTask(FolderTask):
+    """A task on a folder of labelled texts, ``classification/NAME/``.
+
+    ``config.limit`` texts of each split are sampled by ``config.seed``, since files are often sorted by label.
+    """
+
+    side: ClassVar[Side] = "representation"
+    data_folder: ClassVar[str] = "classification"
+    splits_of: ClassVar[Callable[[Path], dict[str, Path]]] = labelled_splits
 
     def scored(self, config: EvaluationConfig) -> LabelledTexts:
         """Return the texts that are scored."""

@@ -11,7 +11,14 @@ import numpy as np
 
 from gerund.data.passages import cut_to_sentence
 from gerund.errors import ConfigError, DataError, MissingDependencyError, unknown_name
-from gerund.evaluation.data_files import choice_files, has_stories, read_choices, read_texts
+from gerund.evaluation.data_files import (
+    CHOICES_FOLDER,
+    CORPORA_FOLDER,
+    corpus_files,
+    read_choices,
+    read_texts,
+    story_files,
+)
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
 from gerund.papers.rankgen_suffixes import files_of
@@ -322,9 +329,9 @@ class Writing(FileTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every corpus and every file of stories."""
-        files = {name: path for name, path in choice_files(folder).items() if has_stories(path)}
-        stories = [StoryWriting(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
-        return sorted([*cls.of_corpora(folder), *stories], key=lambda task: task.name)
+        documents = cls.of(corpus_files(folder / CORPORA_FOLDER))
+        stories = StoryWriting.of(story_files(folder / CHOICES_FOLDER))
+        return sorted([*documents, *stories], key=lambda task: task.name)
 
     def __post_init__(self) -> None:
         if self.decoding not in DECODINGS:

@@ -18,17 +18,12 @@ from gerund.progress import progress
 SMOTE_TIMES = 5
 """Of LBW's released code (evaluations/utils.py), which uses SMOTE whatever the size of the data."""
 
-
 _CHOICES = ("never", "released", "balanced")
-
 
 SHOTS = (10, 100)
 """Examples a class."""
-
-
 ITERATIONS = 100
 """Of LBFGS: LBW section 4.1, as in MTEB."""
-
 
 # Nearest neighbours that SMOTE interpolates between: its paper's (Chawla et al., 2002) and imbalanced-learn's.
 _NEIGHBOURS = 5

@@ -11,10 +11,10 @@ import numpy as np
 
 from gerund.data.passages import Passage, sample_passages, split_sentences, wrong_for
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.data_files import read_texts, split_files, test_files
+from gerund.evaluation.data_files import CORPORA_FOLDER, read_texts, split_files, test_files
 from gerund.evaluation.systems.base import ScoresCandidates
 from gerund.evaluation.systems.search import BM25System
-from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, Score, Side
 from gerund.papers.rankgen_suffixes import ScoredTask, rank_of, recalls
 from gerund.progress import progress
 
@@ -31,6 +31,8 @@ class BookRetrieval(ScoredTask):
     """
 
     kind: ClassVar[str] = "book-retrieval"
+    data_folder: ClassVar[str] = CORPORA_FOLDER
+    layout = test_files
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = ScoresCandidates
 
@@ -38,11 +40,6 @@ class BookRetrieval(ScoredTask):
     candidates: int = field(default=500, metadata={"help": "Continuations of a document at most."})
     prefix_words: int = field(default=256, metadata={"help": "Words of a prefix at most."})
     continuation_words: int = field(default=128, metadata={"help": "Words of a continuation at most."})
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every corpus of documents with a test file."""
-        return [cls(name=f"{cls.kind}/{name}", files=files) for name, files in test_files(folder).items()]
 
     def __post_init__(self) -> None:
         if min(self.prefix_words, self.continuation_words) < 10:
@@ -127,6 +124,7 @@ class QuotationRetrieval(ScoredTask):
 
     kind: ClassVar[str] = "quotation-retrieval"
     data_folder: ClassVar[str] = "quotations"
+    layout = split_files
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = ScoresCandidates
 
@@ -134,12 +132,6 @@ class QuotationRetrieval(ScoredTask):
         default="before",
         metadata={"help": "The query: the sentences before the quotation, or both, those behind it too."},
     )
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every file in ``quotations/``."""
-        splits = split_files(folder / cls.data_folder).items()
-        return [cls(name=f"{cls.kind}/{name}", files=files) for name, files in splits]
 
     def __post_init__(self) -> None:
         if self.context not in _SIDES:

@@ -22,7 +22,15 @@ from gerund.data.passages import (
 )
 from gerund.entry import load
 from gerund.errors import ConfigError, DataError
-from gerund.evaluation.data_files import CHOICES_FOLDER, Choice, choice_files, read_choices, read_texts, test_files
+from gerund.evaluation.data_files import (
+    CHOICES_FOLDER,
+    CORPORA_FOLDER,
+    Choice,
+    read_choices,
+    read_texts,
+    single_files,
+    test_files,
+)
 from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Examples, FileTask, Score, Side, Task
@@ -117,8 +125,8 @@ class SuffixTask(ScoredTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every file of candidates and every corpus of documents."""
-        chosen = [ChoiceTask(name=f"{cls.kind}/{name}", files=(path,)) for name, path in choice_files(folder).items()]
-        inbook = [InbookTask(name=f"{cls.kind}/{name}", files=files) for name, files in test_files(folder).items()]
+        chosen = ChoiceTask.of(single_files(folder / CHOICES_FOLDER))
+        inbook = InbookTask.of(test_files(folder / CORPORA_FOLDER))
         return sorted([*chosen, *inbook], key=lambda task: task.name)
 
     def __post_init__(self) -> None:
@@ -340,7 +348,7 @@ class HumanOrGenerated(SuffixTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every corpus of documents with a test file."""
-        return [cls(name=f"{cls.kind}/{name}", files=files) for name, files in test_files(folder).items()]
+        return cls.of(test_files(folder / CORPORA_FOLDER))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +16,9 @@ from torch import nn
 
 from gerund.data.files import decode, opened
 from gerund.errors import ConfigError, DataError, ResourceError, unknown_name
+from gerund.evaluation.data_files import first_there
 from gerund.evaluation.systems.base import EncodesWords, EncodesWordTokens
-from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, FolderTask, Score, Side
 from gerund.inference.encode.spans import WordPooling
 from gerund.papers.linear_probes import accuracy, macro_f1
 from gerund.progress import progress
@@ -25,50 +26,29 @@ from gerund.progress import progress
 MOST_BYTES = 1 << 30
 """Word vectors that take more than this are in a file."""
 
-
 _SENTENCES_AT_ONCE = 2048
-
-
 STEPS = 4000
-
-
 BATCH_SENTENCES = 8
-
-
 LEARNING_RATE = 5e-4
-
-
 DROPOUT = 0.1
 """How linear taggers are trained: MAGNET, appendix A."""
 
-
 _PREDICTED_AT_ONCE = 1 << 16
-
-
 _PROGRESS_STEPS = 100
-
 
 Column = Literal["pos", "chunk", "ner"]
 
 # The order of the columns after the word.
 COLUMNS: tuple[Column, ...] = ("pos", "chunk", "ner")
-
-
 # As the shared task named them, and as most copies do.
 _SPLITS = {
     "train": ("eng.train", "train.txt"),
     "validation": ("eng.testa", "valid.txt"),
     "test": ("eng.testb", "test.txt"),
 }
-
-
 _DOCUMENT = "-DOCSTART-"
-
-
 # Not all white space, as str.split() does: a word may hold a no-break space.
 _BETWEEN = re.compile(r"[ \t]+")
-
-
 _CHUNK_TAG = re.compile(r"O|[BI]-\S+")
 
 
@@ -86,12 +66,7 @@ class TaggedSentences:
 
 def conll_splits(folder: Path) -> dict[str, Path]:
     """Return which of ``train``, ``validation`` and ``test`` a folder has, and their files."""
-    splits = {}
-    for split, names in _SPLITS.items():
-        path = next((folder / name for name in names if (folder / name).is_file()), None)
-        if path is not None:
-            splits[split] = path
-    return splits
+    return first_there(folder, _SPLITS)
 
 
 def read_conll(path: Path) -> TaggedSentences:
@@ -295,7 +270,7 @@ _finished: "WeakKeyDictionary[EncodesWords, tuple[tuple[Any, ...], dict[Column, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenTask(Task):
+class TokenTask(FolderTask):
     """A tag for every word, from a linear classifier that is trained on frozen word vectors.
 
     All words are encoded once; then three classifiers, one per column of the files, are trained together as
@@ -312,6 +287,7 @@ class TokenTask(Task):
     side: ClassVar[Side] = "tokens"
     requires: ClassVar[type] = EncodesWords
     data_folder: ClassVar[str] = "tokens"
+    splits_of: ClassVar[Callable[[Path], dict[str, Path]]] = conll_splits
     column: ClassVar[Column]
 
     setting: Literal["lbw", "magnet", "released"] = field(
@@ -326,16 +302,6 @@ class TokenTask(Task):
         default="mean", metadata={"help": "how a word's tokens become its vector, but for setting=released"}
     )
 
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every folder in ``tokens`` that has a training and a test set."""
-        tasks: list[Task] = []
-        for place in sorted(path for path in (folder / cls.data_folder).glob("*") if path.is_dir()):
-            splits = conll_splits(place)
-            if {"train", "test"} <= splits.keys():
-                tasks.append(cls(name=f"{cls.kind}/{place.name}", files=tuple(splits.values())))
-        return tasks
-
     def __post_init__(self) -> None:
         if self.setting not in _CHOICES:
             raise unknown_name("setting", self.setting, _CHOICES)
@@ -343,11 +309,6 @@ class TokenTask(Task):
             raise unknown_name("pooling of words", self.pooling, _POOLINGS)
         if self.setting == "released" and self.pooling != "mean":
             raise ConfigError(f"{self.kind}: setting=released labels tokens, so no pooling makes words of them")
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there is a validation split (testa)."""
-        return "validation" in self._splits
 
     @property
     def capability(self) -> type:
@@ -366,7 +327,7 @@ class TokenTask(Task):
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[TaggedSentences, TaggedSentences]:
         """Return the training sentences and those that are scored."""
-        train, test = (read_conll(self._split_file(split)) for split in ("train", config.split))
+        train, test = (read_conll(self.split_file(split)) for split in ("train", config.split))
         return train.first(config.limit), test.first(config.limit)
 
     def sentences(self, config: EvaluationConfig) -> list[list[str]]:
@@ -392,18 +353,8 @@ class TokenTask(Task):
 
     def _key(self, config: EvaluationConfig) -> tuple[Any, ...]:
         """Return what the scores of all three tasks depend on."""
-        files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self._splits.values())
+        files = tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in self.splits.values())
         return files, self.setting, self.pooling, self.prompt(config), config.seed, config.limit, config.split
-
-    @property
-    def _splits(self) -> dict[str, Path]:
-        return conll_splits(self.files[0].parent)
-
-    def _split_file(self, split: str) -> Path:
-        path = self._splits.get(split)
-        if path is None:
-            raise DataError(f"{self.files[0].parent}: there is no file of the {split} split")
-        return path
 
     def _scores(self, system: EncodesWords, config: EvaluationConfig) -> dict[Column, Score]:
         train, test = self.learnt_and_scored(config)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from gerund.evaluation.data_files import LabelledTexts, check_labels, read_label
 from gerund.evaluation.mteb import LocalTask, mteb_seed, run_local, score_of
 from gerund.evaluation.systems.base import Encoder, Encodes
 from gerund.evaluation.task import EvaluationConfig, Examples, LabelledTask, Score, Side, Task, sampled
+from gerund.models.vectors import unit
 
 _STEPS = 100
 
@@ -164,8 +164,6 @@ class ZeroShot(LabelledTask):
 
 def _nearest(texts_ND: np.ndarray, names_CD: np.ndarray) -> np.ndarray:
     """Return the places of the names, nearest first, for each text: ``(N, C)``."""
-    from gerund.models.vectors import unit
-
     cosines_NC = unit(texts_ND.astype(np.float64)) @ unit(names_CD.astype(np.float64)).T
     order: np.ndarray = np.argsort(-cosines_NC.round(_DECIMALS), axis=1, kind="stable")
     return order
@@ -187,11 +185,6 @@ class Clustering(Task):
     data_folder: ClassVar[str] = "clustering"
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = Encodes
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every ``clustering/NAME.jsonl``."""
-        return cls.of_named_files(folder)
 
     def run(self, system: Encoder, config: EvaluationConfig) -> Score:
         """Measure."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gerund.errors import DataError, GerundError, MissingDependencyError
-from gerund.evaluation.data_files import choice_files, named_files, read_choices, read_json_lines
+from gerund.evaluation.data_files import CHOICES_FOLDER, read_choices, read_json_lines, single_files
 from gerund.evaluation.systems.base import HasLikelihoods
 from gerund.evaluation.task import EvaluationConfig, Score, Side, Task
 from gerund.inference.tokens import context_length
@@ -40,13 +40,11 @@ class HarnessTask(Task):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every ``suffix/NAME.jsonl`` and every ``last_word/NAME.jsonl``."""
-        files = {LocalChoices: choice_files(folder), LocalLastWords: named_files(folder / cls.data_folder)}
-        tasks = [
-            task(name=f"{cls.kind}/{name}.local", files=(path,))
-            for task, paths in files.items()
-            for name, path in paths.items()
-        ]
-        return sorted(tasks, key=lambda task: task.name)
+        choices, last_words = (
+            {f"{name}.local": paths for name, paths in single_files(place).items()}
+            for place in (folder / CHOICES_FOLDER, folder / cls.data_folder)
+        )
+        return sorted([*LocalChoices.of(choices), *LocalLastWords.of(last_words)], key=lambda task: task.name)
 
     @classmethod
     def known_names(cls) -> list[str]:

@@ -12,11 +12,12 @@ import numpy as np
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.data_files import (
     AUTO,
+    CHOICES_FOLDER,
     CORPORA_FOLDER,
-    choice_files,
-    has_stories,
+    corpus_files,
     read_choices,
     read_texts,
+    story_files,
     test_files,
 )
 from gerund.evaluation.systems.base import HasLikelihoods
@@ -58,6 +59,7 @@ class PerplexityTask(FileTask):
 
     kind: ClassVar[str] = "perplexity"
     data_folder: ClassVar[str] = CORPORA_FOLDER
+    layout = corpus_files
     side: ClassVar[Side] = "generation"
     unit: ClassVar[Unit] = "bits"
     higher_is_better: ClassVar[bool] = False
@@ -80,11 +82,6 @@ class PerplexityTask(FileTask):
         default=AUTO,
         metadata={"help": "Quirks to remove: none, gutenberg, wikipedia; auto goes by the name of the file."},
     )
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every corpus; one that has a validation file only is named ``NAME.valid``."""
-        return sorted(cls.of_corpora(folder), key=lambda task: task.name)
 
     def __post_init__(self) -> None:
         for name in ("window", "stride", "max_tokens", "document_tokens"):
@@ -220,10 +217,8 @@ class InfillingTask(FileTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every file of stories and every corpus of documents."""
-        files = {name: path for name, path in choice_files(folder).items() if has_stories(path)}
-        stories = [StoryInfilling(name=f"{cls.kind}/{name}", files=(path,)) for name, path in files.items()]
-        corpora = test_files(folder).items()
-        documents = [DocumentInfilling(name=f"{cls.kind}/{name}", files=paths) for name, paths in corpora]
+        stories = StoryInfilling.of(story_files(folder / CHOICES_FOLDER))
+        documents = DocumentInfilling.of(test_files(folder / CORPORA_FOLDER))
         return sorted([*stories, *documents], key=lambda task: task.name)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from gerund.data.files import checked_text, filled_text
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.data_files import split_files
 from gerund.evaluation.systems.base import Generates
-from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side
 from gerund.progress import progress
 from gerund.retrieval.documents import Document
 from gerund.retrieval.index import open_index
@@ -153,18 +153,13 @@ class Ask(FileTask):
     reads_fusion: ClassVar[bool] = True
     requires: ClassVar[type] = Generates
     data_folder: ClassVar[str] = "ask"
-    in_all: ClassVar[bool] = True
+    layout = split_files
 
     method: str = field(
         default="auto", metadata={"help": "extractive, generate, or auto: as the model was trained to answer."}
     )
     chunks: int = field(default=8, metadata={"help": "Chunks that are read for an answer at most."})
     max_new_tokens: int = field(default=64, metadata={"help": "How much a written answer may have at most."})
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every file ``ask/NAME.test.json``."""
-        return [cls(name=f"ask/{name}", files=files) for name, files in split_files(folder / cls.data_folder).items()]
 
     def __post_init__(self) -> None:
         if self.method not in ("auto", *METHODS):

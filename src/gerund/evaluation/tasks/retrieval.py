@@ -1,6 +1,6 @@
 """Retrieval tasks: ranking a collection, re-ranking candidates, and finding passages by their title."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -11,9 +11,9 @@ from gerund.data.corpus import Document, read_documents
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError
 from gerund.evaluation.data_files import (
+    CORPORA_FOLDER,
     Collection,
     collection_files,
-    collections_in,
     read_candidates,
     read_collection,
     read_titled,
@@ -22,11 +22,11 @@ from gerund.evaluation.data_files import (
 from gerund.evaluation.mteb import LocalTask, run_search, score_of
 from gerund.evaluation.systems.base import Ranks
 from gerund.evaluation.systems.search import bm25_candidates
-from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Side, Task
+from gerund.evaluation.task import EvaluationConfig, FileTask, FolderTask, Score, Side, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionTask(Task):
+class CollectionTask(FolderTask):
     """A task on a collection of documents. A prompt goes before queries, never before documents.
 
     ``config.limit`` takes the first queries that have judgements; all documents stay.
@@ -38,26 +38,12 @@ class CollectionTask(Task):
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = Ranks
     data_folder: ClassVar[str] = "retrieval"
-
-    @classmethod
-    def find(cls, folder: Path) -> list[Task]:
-        """Return a task for every collection in ``retrieval/``."""
-        collections = collections_in(folder / cls.data_folder)
-        return [cls(name=f"{cls.kind}/{name}", files=tuple(files.values())) for name, files in collections.items()]
-
-    @property
-    def places(self) -> dict[str, Path]:
-        """The files by what they hold."""
-        return collection_files(self.files[0].parent)
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there are judgements of the split dev."""
-        return "validation" in self.places
+    splits_of: ClassVar[Callable[[Path], dict[str, Path]]] = collection_files
+    needed_splits: ClassVar[tuple[str, ...]] = ("corpus", "queries", "test")
 
     def collection(self, config: EvaluationConfig) -> Collection:
         """Return the documents, and the queries that are scored."""
-        return read_collection(self.places, config.split).first(config.limit)
+        return read_collection(self.splits, config.split).first(config.limit)
 
     def texts(self, config: EvaluationConfig) -> list[str]:
         """Return the queries, and the documents too unless only queries have the prompt."""
@@ -157,7 +143,7 @@ class Reranking(CollectionTask):
         return score_of(scores, local.main, others, size=len(collection.queries), notes=notes)
 
     def _candidates(self, collection: Collection, config: EvaluationConfig) -> tuple[dict[str, list[str]], str]:
-        path = self.places.get(f"{config.split} candidates")
+        path = self.splits.get(f"{config.split} candidates")
         if path is not None:
             candidates = _without_itself(read_candidates(path, collection), collection)
             return candidates, f"candidates from {path.parent.name}/{path.name}"
@@ -191,6 +177,7 @@ class TitleRetrieval(FileTask):
     """
 
     kind: ClassVar[str] = "title-retrieval"
+    data_folder: ClassVar[str] = CORPORA_FOLDER
     side: ClassVar[Side] = "representation"
     requires: ClassVar[type] = Ranks
 
@@ -199,8 +186,8 @@ class TitleRetrieval(FileTask):
     @classmethod
     def find(cls, folder: Path) -> list[Task]:
         """Return a task for every corpus with a test file of several documents."""
-        files = test_files(folder).items()
-        return [cls(name=f"{cls.kind}/{name}", files=paths) for name, paths in files if _has_several(paths[0])]
+        corpora = test_files(folder / cls.data_folder)
+        return cls.of({name: paths for name, paths in corpora.items() if _has_several(paths[0])})
 
     def __post_init__(self) -> None:
         if self.words < 1:

@@ -228,8 +228,6 @@ Curve = Sequence[tuple[int, float]]
 
 _DIVERGENCE_NAME_LENGTH = 34
 _MOST_TICKS = 14
-
-
 _OVER = {
     "k": ("k: how many layers are converted", "base model"),
     "k0": ("k0: how many of the converted layers do not see the first token", "mask0-bidir"),
