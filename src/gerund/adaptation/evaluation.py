@@ -67,14 +67,7 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict."""
-        values = {mode: {name: list(item) for name, item in result.items()} for mode, result in self.values.items()}
-        return {
-            "values": values,
-            "documents": self.documents,
-            "chunks": self.chunks,
-            "weight": self.weight,
-            "second_seconds": dict(self.second_seconds),
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -295,12 +288,17 @@ def shown(compared: Compared) -> str:
     if compared.change is None:
         return figures
     low, high = compared.change.interval.low, compared.change.interval.high
-    p = "p < 0.001" if compared.change.p < 0.001 else f"p = {compared.change.p:.3f}"
-    return f"{figures}, {_signed(compared.change.value)} [{_signed(low)} to {_signed(high)}], {p}"
+    return (
+        f"{figures}, {_signed(compared.change.value)} [{_signed(low)} to {_signed(high)}], {_chance(compared.change)}"
+    )
 
 
 def _signed(fraction: float) -> str:
     return f"{100 * fraction:+.1f}"
+
+
+def _chance(change: Difference) -> str:
+    return "p < 0.001" if change.p < 0.001 else f"p = {change.p:.3f}"
 
 
 def advice(compared: Sequence[Compared], facts: Mapping[str, Any]) -> list[str]:
@@ -477,7 +475,7 @@ def rows_of(compared: Sequence[Compared]) -> list[_Row]:
             item.measure,
             _figure(item.before, item.before_interval),
             "the same" if item.change is None else _figure(item.after, item.after_interval),
-            "" if item.change is None else _change(item),
+            "" if item.change is None else _change(item.change),
             "" if item.change is None else _OUTCOMES[item.outcome],
         )
         for item in compared
@@ -507,10 +505,9 @@ def _figure(mean: float, interval: Interval) -> str:
     return f"{100 * mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _change(compared: Compared) -> str:
-    assert compared.change is not None
-    change, p = compared.change, "p < 0.001" if compared.change.p < 0.001 else f"p = {compared.change.p:.3f}"
-    return f"{100 * change.value:+.1f} [{100 * change.interval.low:+.1f}, {100 * change.interval.high:+.1f}], {p}"
+def _change(change: Difference) -> str:
+    low, high = change.interval.low, change.interval.high
+    return f"{_signed(change.value)} [{_signed(low)}, {_signed(high)}], {_chance(change)}"
 
 
 def _moved(done: Adapted, *, better: bool) -> list[tuple[str, str, str]]:

@@ -276,12 +276,14 @@ class _Job:
         settings = settings_for(self.base, machine, self.options, whole / "data", whole / "run")
         if text := encoder_settings(self.spec):
             settings["encoder"] = dict(settings.get("encoder") or {}) | text
-        file = self.output / "recipe.yaml"
+        return self._chosen(settings, self.options, pairs, machine, self.output / "recipe.yaml", measured=measured)
+
+    def _chosen(self, *given: Any, measured: bool) -> Choice:
         try:
-            choice = choose(settings, self.options, pairs, machine, file, measured=measured)
+            choice = choose(*given, measured=measured)
         except BaseException:
             # A recipe file means that the choice is made.
-            file.unlink(missing_ok=True)
+            given[-1].unlink(missing_ok=True)
             raise
         self.say(choice_summary(choice))
         return choice
@@ -388,13 +390,8 @@ class _Job:
         machine, options = Machine.this(), replace(self.options, recipe=None)
         base = replace(self.base, name=str(encoder.resolve()))
         settings = reranker_settings(base, machine, options, whole / "data", whole / "reranker")
-        try:
-            choice = choose(settings, options, settings["objectives"][0]["lists"], machine, file, measured=False)
-        except BaseException:
-            file.unlink(missing_ok=True)
-            raise
-        self.say(choice_summary(choice))
-        return choice.recipe
+        lists = settings["objectives"][0]["lists"]
+        return self._chosen(settings, options, lists, machine, file, measured=False).recipe
 
     def _resume_hint(self) -> str:
         if not (self.output / "adapt.json").is_file():

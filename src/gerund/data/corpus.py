@@ -148,11 +148,8 @@ def _texts_below(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder, onerror=fail):
         # The kernel generates these files, some without an end.
         folders[:] = [name for name in folders if Path(place, name) not in _KERNEL_FOLDERS]
-        yield from (Path(place, name) for name in names if _is_text(name) and Path(place, name).is_file())
-
-
-def _is_text(name: str) -> bool:
-    return name.lower().endswith(FORMATS) and not name.startswith(".")
+        texts = (name for name in names if name.lower().endswith(FORMATS) and not name.startswith("."))
+        yield from (path for name in texts if (path := Path(place, name)).is_file())
 
 
 def all_records(paths: Iterable[Path], text_column: str, title_column: str) -> Iterator[Record]:

@@ -132,7 +132,8 @@ def read_records(
         for name in dict.fromkeys([table.column, *required, *present]) if header else ():
             column_at(header, name, f"{table.name}, line {first}")
         for number, fields in records:
-            yield number, f"{table.name}, line {number}", value_or_error(_by_column, fields, header)
+            row = fields if isinstance(fields, DataError) else dict(zip(header, fields, strict=True))
+            yield number, f"{table.name}, line {number}", row
 
 
 def whole_records(
@@ -148,10 +149,6 @@ def whole_records(
 def json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the rows of a .jsonl file, which may be compressed, each with its name in messages."""
     return whole_records(Table(path, "jsonl", shown_path(path)))
-
-
-def _by_column(fields: list[str], header: list[str]) -> dict[str, str]:
-    return dict(zip(header, fields, strict=True))
 
 
 @contextmanager
@@ -558,7 +555,8 @@ def read_rows(
     size = 0
     cursor = Cursor() if start is None else replace(start)
     begin = here = cursor.place()
-    for id_, text, line in _read_table(table, cursor):
+    read = _read_folder if table.format == _FOLDER else _READERS[table.format]
+    for id_, text, line in read(table, cursor):
         before, here = here, cursor.place()
         if isinstance(text, DataError):
             if bad is None:
@@ -576,10 +574,6 @@ def read_rows(
         lines.append(line)
     if texts:
         yield Rows(ids, texts, lines, table.name, unit, _start(table, *begin))
-
-
-def _read_table(table: Table, cursor: Cursor) -> Iterator[Row]:
-    return _read_folder(table, cursor) if table.format == _FOLDER else _READERS[table.format](table, cursor)
 
 
 def _start(table: Table, file: str, *place: Any) -> Cursor | None:

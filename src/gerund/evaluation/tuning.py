@@ -295,8 +295,6 @@ def require_tunable_tasks(tasks: Sequence[Task]) -> None:
 
 
 class _Search:
-    """The state of a search."""
-
     def __init__(self, measure: Measure, configs: list[EncoderConfig], done: Tuned) -> None:
         self.configs = configs
         self.done = done

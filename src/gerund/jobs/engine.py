@@ -281,7 +281,10 @@ class _Processes(Generic[Shard, Facts]):
         fresh = ((shard, 0) for shard in chain(_emptied(first), rest))
         while True:
             # Reading is faster than the work: without a limit the entire input would wait in memory.
-            while self._has_capacity() and (following := self._next(fresh)) is not None:
+            while not self.running if self.is_broken else len(self.running) <= self.workers:
+                following = self.again.popleft() if self.again else next(fresh, None)
+                if following is None:
+                    break
                 self._submit(*following)
             if not self.running:
                 return
@@ -299,12 +302,6 @@ class _Processes(Generic[Shard, Facts]):
             # (CPython wakes its manager before the process is there). It sees the end of the others.
             if connection.wait([process.sentinel for process in self._executor_processes()], timeout=0):
                 self._kill_processes()
-
-    def _has_capacity(self) -> bool:
-        return not self.running if self.is_broken else len(self.running) <= self.workers
-
-    def _next(self, fresh: Iterator[tuple[Shard, int]]) -> tuple[Shard, int] | None:
-        return self.again.popleft() if self.again else next(fresh, None)
 
     def _submit(self, shard: Shard, attempts: int) -> None:
         if self.executor is not None and not self.is_broken:
@@ -514,8 +511,6 @@ class _Actor:
 
 
 class _RayWorkers(Generic[Shard, Facts]):
-    """The Ray workers of one kind of work."""
-
     def __init__(
         self,
         ray: Any,

@@ -5,11 +5,12 @@ import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gerund.data.passages import cut_to_sentence
+from gerund.entry import load
 from gerund.errors import ConfigError, DataError, MissingDependencyError, unknown_name
 from gerund.evaluation.data_files import (
     CHOICES_FOLDER,
@@ -21,16 +22,19 @@ from gerund.evaluation.data_files import (
 )
 from gerund.evaluation.systems.base import Generates
 from gerund.evaluation.task import EvaluationConfig, FileTask, Score, Task
+from gerund.inference.tokens import InputFormat, tokenize
+from gerund.language_model import LanguageModel
+from gerund.models.vectors import unit
 from gerund.papers.rankgen_suffixes import files_of
 from gerund.progress import progress
 from gerund.scoring.names import MODEL_NAMES
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.word_overlap import content_overlap, overlap, words_of
+from gerund.settings.encoder import EncoderConfig
+from gerund.settings.plan import AttentionPlan
+from gerund.settings.sampling import Rerank, Sampling
 from gerund.text_analysis import segments
-
-if TYPE_CHECKING:
-    from gerund.language_model import LanguageModel
-    from gerund.types import Generation
+from gerund.types import Generation
 
 LEAST = 100
 ADVISED = 500
@@ -216,11 +220,11 @@ def _reduced(vectors: np.ndarray) -> np.ndarray:
     """Return the vectors on their main directions; directions hold 90% of the variance together."""
     from sklearn.decomposition import PCA
 
-    vectors = _unit(vectors)
+    vectors = unit(vectors)
     if (vectors == vectors[0]).all():  # no variance to take a fraction of
         return vectors
     reduced: np.ndarray = PCA(n_components=_VARIANCE, svd_solver="full").fit_transform(vectors)
-    return _unit(reduced)
+    return unit(reduced)
 
 
 def _clusters(points: np.ndarray, buckets: int, seed: int) -> np.ndarray:
@@ -233,11 +237,6 @@ def _clusters(points: np.ndarray, buckets: int, seed: int) -> np.ndarray:
         warnings.filterwarnings("ignore", "Number of distinct clusters", ConvergenceWarning)
         labels: np.ndarray = clustering.fit_predict(points)
     return labels
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(norms > 0, norms, 1.0)
 
 
 # How each decoding samples, as RankGen's Table 3 sets them.
@@ -365,24 +364,19 @@ class Writing(FileTask):
         lm = system.lm
         written = self.write(lm, [passage.prefix for passage in passages], config)
         score = self.compare(lm, passages, written, others)
+        kept = f", {self.rerank_beams} kept every {self.rerank_every} tokens" if self.rerank_every else ""
+        ranking = f", {self.rerank_samples} ranked by {self.rerank}{kept}" if self.rerank else ""
         notes = [
             f"{len(passages)} continuations of at most {self.max_new_tokens} tokens by {self.decoding} decoding"
-            f"{self._ranking}; scores of another number, length, prefix or decoding cannot be compared with these"
+            f"{ranking}; scores of another number, length, prefix or decoding cannot be compared with these"
         ]
         if len(passages) < n:
             notes.append(f"the corpus has no more than {len(passages)} passages of this length")
         return Score("rep_4", score.metrics, size=len(passages), notes=(*notes, *score.notes))
 
-    @property
-    def _ranking(self) -> str:
-        if not self.rerank:
-            return ""
-        kept = f", {self.rerank_beams} kept every {self.rerank_every} tokens" if self.rerank_every else ""
-        return f", {self.rerank_samples} ranked by {self.rerank}{kept}"
-
     def compare(
         self,
-        lm: "LanguageModel",
+        lm: LanguageModel,
         passages: Sequence[Passage],
         written: Sequence["Generation"],
         others: Sequence[Passage] = (),
@@ -441,10 +435,8 @@ class Writing(FileTask):
         sampled = [pool[place] for place in order]
         return sampled[:n], sampled[n:] if len(sampled) == 2 * n else []
 
-    def write(self, lm: "LanguageModel", prefixes: Sequence[str], config: EvaluationConfig) -> list["Generation"]:
+    def write(self, lm: LanguageModel, prefixes: Sequence[str], config: EvaluationConfig) -> list["Generation"]:
         """Return a continuation of each prefix."""
-        from gerund.settings.sampling import Rerank, Sampling
-
         sampling = Sampling(**DECODINGS[self.decoding])
         rerank = None
         if self.rerank:
@@ -462,13 +454,8 @@ class Writing(FileTask):
                 advance(len(batch))
         return written
 
-    def _features(self, lm: "LanguageModel") -> "LanguageModel":
+    def _features(self, lm: LanguageModel) -> LanguageModel:
         """Return the model whose states are compared: read causally, without an adapter."""
-        from gerund.entry import load
-        from gerund.language_model import LanguageModel
-        from gerund.settings.encoder import EncoderConfig
-        from gerund.settings.plan import AttentionPlan
-
         if self.mauve_features:
             lm = load(None if self.mauve_features == "default" else self.mauve_features)
         # The states are of the very texts that were generated, whatever characters these have.
@@ -477,7 +464,7 @@ class Writing(FileTask):
         )
         return LanguageModel(lm.model, lm.tokenizer, config, name=lm.name)
 
-    def _states(self, runtime: "LanguageModel", passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
+    def _states(self, runtime: LanguageModel, passages: Sequence[Passage], texts: Sequence[str]) -> np.ndarray:
         """Return one state per text, ``(n, D)``; a zero vector where nothing was generated."""
         if self.mauve_states == "last":
             texts = [passage.prefix + text for passage, text in zip(passages, texts, strict=True)]
@@ -535,10 +522,8 @@ def _cut_up(text: str, prefix_words: int, room: int) -> Iterator[Passage]:
         start = next((place for place in near if "\n" in text[words[place - 1].end() : words[place].start()]), start)
 
 
-def _cut(lm: "LanguageModel", texts: Sequence[str], lengths: Sequence[int]) -> list[str]:
+def _cut(lm: LanguageModel, texts: Sequence[str], lengths: Sequence[int]) -> list[str]:
     """Return each text up to the end of its token number ``length``, counted by the model's tokenizer."""
-    from gerund.inference.tokens import InputFormat, tokenize
-
     tokens = tokenize(lm.tokenizer, texts, InputFormat(), offsets=True)
     result = []
     for text, ids, length in zip(texts, tokens, lengths, strict=True):

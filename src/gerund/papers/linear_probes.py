@@ -164,7 +164,6 @@ class FewShot(LabelledTask):
 
 
 def _used(samples: dict[tuple[int, int], list[int]]) -> list[int]:
-    """Return the places that any sample has."""
     return sorted({place for sample in samples.values() for place in sample})
 
 

@@ -306,7 +306,7 @@ def make_negatives(
         work = work if elsewhere is None else elsewhere.work(config, batch_size)
         try:
             with resume_hint(output.how_to_go_on), engine.pool(work, folder=folder) as pool:
-                made, bad = _make_parts(inputs, output, config, pool, _Source(text_column, show))
+                made, bad = _make_parts(inputs, output, config, pool, text_column, show)
             if not made.documents and bad:
                 output.clear()
                 raise DataError(f"no document can be used; the first one is {bad[0]}")
@@ -335,15 +335,16 @@ def _make_parts(
     output: "_Output",
     config: NegativesConfig,
     pool: WorkerPool[DocumentPart, Made],
-    source: "_Source",
+    text_column: str,
+    show: bool | None,
 ) -> tuple[Made, list[BadDocument]]:
     result = [Made(0, 0, 0, 0, 0)]
     bad: list[BadDocument] = []
-    with progress(None, "making passages", show=source.show) as advance:
+    with progress(None, "making passages", show=show) as advance:
 
         def missing() -> Iterator[DocumentPart]:
             first, step = part_of(config.part)
-            read = read_documents(inputs.files, text_column=source.text_column, bad=bad.append)
+            read = read_documents(inputs.files, text_column=text_column, bad=bad.append)
             documents = islice(enumerate(read), first, None, step)
             for number, group in enumerate(iter(lambda: list(islice(documents, config.part_documents)), [])):
                 path = output.part(number)
@@ -363,12 +364,6 @@ def _make_parts(
         write_json_lines(output.errors, map(asdict, bad))
     total = Made(*(sum(numbers) for numbers in zip(*map(astuple, result), strict=True)))
     return replace(total, errors=len(bad)), bad
-
-
-@dataclass(frozen=True)
-class _Source:
-    text_column: str
-    show: bool | None
 
 
 def _rows_of(part: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,14 +35,13 @@ from gerund.evaluation.systems.base import Generates, HasLikelihoods
 from gerund.evaluation.systems.language_model import scorer_of
 from gerund.evaluation.task import EvaluationConfig, Examples, FileTask, Score, Side, Task
 from gerund.inference.generate.generation import continuations_of_length
+from gerund.language_model import LanguageModel
 from gerund.papers.rankgen_negatives import Hardest
+from gerund.scoring.likelihood import MEASURES, Evidence
 from gerund.scoring.names import MODEL_NAMES
 from gerund.scoring.registry import fixed_scorer
 from gerund.scoring.word_overlap import WORD_MEASURES
 from gerund.settings.sampling import Sampling
-
-if TYPE_CHECKING:
-    from gerund.language_model import LanguageModel
 
 DEPTHS = (1, 3, 5, 10, 50)
 """How many of the first candidates a recall is about."""
@@ -161,8 +160,6 @@ class SuffixTask(ScoredTask):
         self, system: Generates, choices: Sequence[Choice], config: EvaluationConfig
     ) -> tuple[dict[str, list[np.ndarray]], int]:
         """Return the scores of every measure, and how many continuations had to be cut."""
-        from gerund.scoring.likelihood import MEASURES, Evidence
-
         evidence = Evidence(
             system.lm,
             [choice.prefix for choice in choices],
@@ -244,7 +241,9 @@ class InbookTask(SuffixTask):
         """Return the accuracy of every scorer, of eleven and of two."""
         two = {
             f"{name}_2way": accuracy(
-                [_gold_and_another(scores_C, at) for scores_C, at in zip(values, gold, strict=True)], [0] * len(gold)
+                # The right one and the first other one.
+                [scores_C[[at, 0 if at else 1]] for scores_C, at in zip(values, gold, strict=True)],
+                [0] * len(gold),
             )
             for name, values in scores.items()
         }
@@ -302,16 +301,10 @@ def accuracy(scores: Sequence[np.ndarray], gold: Sequence[int]) -> float:
 
 
 def _points(scores: Sequence[np.ndarray], gold: Sequence[int]) -> list[float]:
-    """Return what each choice is worth."""
     return [
         1 / np.count_nonzero(scores_C == scores_C.max()) if scores_C[right] == scores_C.max() else 0.0
         for scores_C, right in zip(scores, gold, strict=True)
     ]
-
-
-def _gold_and_another(scores: np.ndarray, gold: int) -> np.ndarray:
-    """Return the right candidate's score and the first other one's."""
-    return np.array([scores[gold], scores[0 if gold else 1]])
 
 
 def _half_width(fraction: float, count: int) -> float:
@@ -410,7 +403,7 @@ def _written_by(
     return _written(lm, passages, sampling, seed)
 
 
-def _written(lm: "LanguageModel", passages: tuple[Passage, ...], sampling: Sampling, seed: int) -> list[str]:
+def _written(lm: LanguageModel, passages: tuple[Passage, ...], sampling: Sampling, seed: int) -> list[str]:
     return continuations_of_length(
         lm.model,
         lm.tokenizer,

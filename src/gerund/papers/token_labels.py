@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from gerund.data.files import decode, opened
 from gerund.errors import ConfigError, DataError, ResourceError, unknown_name
@@ -202,12 +203,10 @@ def train_taggers(
     which the paper says nothing. Classifiers that are trained together read the same batches and have nothing
     else in common, so each comes out as if it were alone but for its first weights.
     """
-    from torch.nn import functional
-
     generator = torch.Generator().manual_seed(seed)
     classes = [sorted({tag for sentence in targets_N for tag in sentence}) for targets_N in tags]
     targets = [torch.from_numpy(_targets(targets_N, names)) for targets_N, names in zip(tags, classes, strict=True)]
-    bounds = _bounds(tags[0])
+    bounds = np.cumsum([0, *map(len, tags[0])])  # where each sentence begins, and the end
     width = vectors_ND.shape[1]
     # The first weights of torch.nn.Linear.
     reach = width**-0.5
@@ -251,14 +250,8 @@ def train_taggers(
 
 
 def _targets(tags: Sequence[Sequence[str]], names: list[str]) -> np.ndarray:
-    """Return the class of every word as a number."""
     places = {name: place for place, name in enumerate(names)}
     return np.array([places[tag] for sentence in tags for tag in sentence])
-
-
-def _bounds(tags: Sequence[Sequence[str]]) -> np.ndarray:
-    """Return where each sentence begins, and the end."""
-    return np.cumsum([0, *map(len, tags)])
 
 
 Tags = Mapping[Column, list[list[str]]]
@@ -535,7 +528,6 @@ def chunk_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
 
 
 def _metrics(column: Column, gold: list[list[str]], predicted: list[list[str]]) -> tuple[str, dict[str, float]]:
-    """Return the name of the main metric and all metrics."""
     flat_gold, flat = ([tag for sentence in tags for tag in sentence] for tags in (gold, predicted))
     correct = accuracy(flat_gold, flat)
     if column == "pos":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from gerund.errors import DataError
 from gerund.evaluation.data_files import LabelledTexts, RatedPairs
@@ -37,11 +37,9 @@ from gerund.reporting.comparison import (
     significance_of,
     telling_examples,
 )
+from gerund.reporting.plots.scores import ScorePanel
 from gerund.reporting.rendering import Gallery, Picture, Wanted, bare_name, drawn, shareable, versions, write_html
 from gerund.version import __version__
-
-if TYPE_CHECKING:
-    from gerund.reporting.plots.scores import ScorePanel
 
 # The metric of generation that can be compared across tokenizers.
 _BITS = "bits_per_byte"
@@ -130,9 +128,7 @@ def _bars_of(section: Section, comparison: Comparison) -> Picture:
     )
 
 
-def _panel(kind: str, row: Row, comparison: Comparison) -> "ScorePanel":
-    from gerund.reporting.plots.scores import ScorePanel
-
+def _panel(kind: str, row: Row, comparison: Comparison) -> ScorePanel:
     scores = {
         column.label: (cell.value, cell.result.score.spread)
         for column, cell in zip(comparison.columns, row.cells, strict=True)
@@ -411,7 +407,10 @@ def results_json(comparison: Comparison, config: EvaluationConfig, significance:
         "systems": [
             {"label": column.label, "description": shareable(column.description)} for column in comparison.columns
         ],
-        "scores": [_lasting(result) for result in ordered],
+        "scores": [
+            {name: value for name, value in result.to_dict().items() if name not in (*_FLEETING, "description")}
+            for result in ordered
+        ],
         "intervals": significance.intervals_of(ordered),
         "differences": significance.to_dict(),
         "runs": [
@@ -420,11 +419,6 @@ def results_json(comparison: Comparison, config: EvaluationConfig, significance:
         ],
     }
     return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True, default=str) + "\n"
-
-
-def _lasting(result: Result) -> dict[str, Any]:
-    left_out = {*_FLEETING, "description"}
-    return {name: value for name, value in result.to_dict().items() if name not in left_out}
 
 
 _DESCRIPTIONS = {
@@ -478,7 +472,7 @@ def write_page(
         subtitle=_subtitle(comparison),
         comparison=comparison,
         summary=_summary(comparison),
-        mean_rule=_mean_rule(comparison),
+        mean_rule="Means are over the tasks that every system finished." if len(comparison.columns) > 1 else "",
         trade_off=trade_off,
         anchors={row.task: f"task-{number}" for number, row in enumerate(comparison.rows, start=1)},
         metrics=_metrics,
@@ -522,12 +516,6 @@ def _summary(comparison: Comparison) -> list[_SummaryLine]:
 def _group_detail(group: Group, mean: Mean) -> str:
     metric = f"{group.metric}, " if group.metric is not None else ""
     return metric + (group.rows[0].title if len(group.rows) == 1 else mean.label)
-
-
-def _mean_rule(comparison: Comparison) -> str:
-    if len(comparison.columns) < 2:
-        return ""
-    return "Means are over the tasks that every system finished."
 
 
 def _metrics(row: Row) -> list[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from gerund.progress import progress
@@ -201,8 +202,6 @@ class RandomTexts:
 
 
 class _RandomRows:
-    """Rows of random tokens."""
-
     skipped = 0
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
@@ -246,7 +245,7 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
     seconds, total, most = 0.0, 0, 0
     stages = _stages(recipe, objectives)
     for number, (step, count) in enumerate(stages, 1):
-        item = _moved(data[step * processes], model.model.device)
+        item = send_to_device(data[step * processes], model.model.device)
         more = min(count, 2)
         with progress(1 + more, f"timing steps, stage {number} of {len(stages)}") as advance:
             with activations.counting():
@@ -277,7 +276,6 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Estimate:
 
 
 def _timed_step(module: TrainingModule, objectives: list[Objective], optimizer: Any, item: dict[str, Any]) -> float:
-    """Take a step and return how long it took."""
     start = time.perf_counter()
     run_step(module, objectives, item)
     optimizer.step()
@@ -296,11 +294,3 @@ def _stages(recipe: Recipe, objectives: list[Objective]) -> list[tuple[int, int]
         begin, count = stages.get(active, (first, 0))
         stages[active] = (begin, count + stop - first)
     return list(stages.values())
-
-
-def _moved(item: Any, device: torch.device) -> Any:
-    if isinstance(item, torch.Tensor):
-        return item.to(device)
-    if isinstance(item, dict):
-        return {name: _moved(value, device) for name, value in item.items()}
-    return item

@@ -18,22 +18,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
 from gerund.attention.interface import cpu_has_bfloat16
 from gerund.attention.layouts import decoder_layers
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError
 from gerund.jobs.engine import peak_resident_mib
 from gerund.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def process_count() -> int:
@@ -280,7 +278,7 @@ def _check_sharding(recipe: Recipe) -> None:
         raise ConfigError("compile was never tried with shards; set compile=false, or sharding=none")
 
 
-def compile_layers(model: "PreTrainedModel") -> None:
+def compile_layers(model: PreTrainedModel) -> None:
     """Compile each decoder layer for the passes to come, the adapter inside it included.
 
     The whole model would be compiled anew for nearly every shape of a batch, and once more for each attention plan. A

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from gerund.entry import load
 from gerund.errors import GerundError, ResourceError
@@ -36,7 +37,6 @@ from gerund.models import loading
 from gerund.models.adapters import ADAPTER_FILES, Adapters
 from gerund.models.heads import ProjectionHead
 from gerund.models.saved_settings import RECORD
-from gerund.models.sources import Source
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.training.corpus.texts import Sources
 from gerund.training.objectives.base import Objective, prepare_objectives
@@ -67,9 +67,6 @@ from gerund.training.sharding import gather_trained, is_sharded, shard, spread, 
 from gerund.training.step import StepData, TrainingModule
 from gerund.training.trainable_model import TrainableModel, prepare_model
 from gerund.training.trainer import GerundTrainer, training_arguments
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def train(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -123,7 +120,6 @@ def _claim_folder(recipe: Recipe, resume: bool, held: ExitStack) -> tuple[Path |
 
 
 def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str], device: torch.device) -> Path:
-    """Train on from a checkpoint, or from the beginning."""
     output, step, first = recipe.output, step_of(checkpoint) if checkpoint else 0, process_index() == 0
     model, objectives = _prepare(recipe, resuming=checkpoint is not None)
     if recipe.compile and not model.is_encoder_decoder:
@@ -153,12 +149,10 @@ def _train_from(recipe: Recipe, checkpoint: Path | None, broken: dict[Path, str]
         losses = trainer.last_validation()
         finished = _gathered(recipe, model, module)
         # In every process: shards are put together only with all of them.
-        extra_files, head = _extra_files(objectives), gathered_head(model.head)
+        beside = _beside(recipe, model, objectives)
         if first:
             report = _report(recipe, losses, log, objectives, module)
-            copied = finished is not model
-            more: dict[str, Any] = {"head": head, "extra_files": extra_files, "reranks": _reranked(recipe)}
-            write_model(finished, output / "model", report, is_copy=copied, **more)
+            write_model(finished, output / "model", report, is_copy=finished is not model, **beside)
     wait()
     return output / "model"
 
@@ -229,20 +223,17 @@ def _announce(
 def _snapshot(recipe: Recipe, model: TrainableModel, step: int, objectives: list[Objective]) -> None:
     folder = recipe.output / "snapshots" / f"step-{step}"
     report = {"step": step, "recipe": recipe.published()}
-    head, extra_files = gathered_head(model.head), _extra_files(objectives)
     # What an interrupted run left there may come from a decay that the resumed one does not have.
-    more: dict[str, Any] = {"head": head, "extra_files": extra_files, "reranks": _reranked(recipe)}
-    write_model(model, folder, report, overwrite=True, **more)
+    write_model(model, folder, report, overwrite=True, **_beside(recipe, model, objectives))
 
 
-def _reranked(recipe: Recipe) -> str | None:
-    """Return the base to which a trained reranker is added; None where none is trained."""
-    return recipe.model.base if any(objective.trains_reranker for objective in recipe.objectives) else None
-
-
-def _extra_files(objectives: list[Objective]) -> list[Callable[[Path], None]]:
-    """Return what writes the objectives' own files beside the model, with their weights as they are now."""
-    return [write for objective in objectives for write in objective.extra_files()]
+def _beside(recipe: Recipe, model: TrainableModel, objectives: list[Objective]) -> dict[str, Any]:
+    """Return what is written beside the model, as ``write_model`` takes it, with weights as they are now."""
+    return {
+        "head": gathered_head(model.head),
+        "extra_files": [write for objective in objectives for write in objective.extra_files()],
+        "reranks": recipe.model.base if any(one.trains_reranker for one in recipe.objectives) else None,
+    }
 
 
 def _deferred_interrupt() -> AbstractContextManager[Callable[[], bool]]:
@@ -291,7 +282,7 @@ def _exhaustion(error: BaseException) -> ResourceError | None:
 
 
 def _report(
-    recipe: Recipe, losses: dict[str, float], log: TrainingLog, objectives: list[Objective], module: "nn.Module"
+    recipe: Recipe, losses: dict[str, float], log: TrainingLog, objectives: list[Objective], module: nn.Module
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
         "steps": recipe.steps,
@@ -346,7 +337,10 @@ def write_model(
                 stored: Any = str(_stored_type(trained)).removeprefix("torch.")
                 lm = load(reranks, reranker=room, dtype=stored, device="cpu", runtime="torch")
                 save_into(lm, partial, source=trained.source)
-            _keep_record(trained.source, partial)
+            # Of how the base was trained, which says what its adapters are for.
+            settings = None if trained.source is None else loading.settings_folder(trained.source)
+            if settings is not None and (settings / RECORD).is_file():
+                shutil.copyfile(settings / RECORD, partial / RECORD)
             extra_files = ()
         else:
             assert trained.source is not None
@@ -358,13 +352,6 @@ def write_model(
         for write in extra_files:
             write(partial)
     return folder
-
-
-def _keep_record(source: Source | None, folder: Path) -> None:
-    """Copy the record of how a base was trained, which says what its adapters are for."""
-    settings = None if source is None else loading.settings_folder(source)
-    if settings is not None and (settings / RECORD).is_file():
-        shutil.copyfile(settings / RECORD, folder / RECORD)
 
 
 def write_adapter(trained: TrainableModel, folder: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,10 +20,7 @@ from gerund.errors import ConfigError, OutputExistsError
 from gerund.jobs.files import write_atomic
 from gerund.training.corpus.texts import FILES
 from gerund.training.processes import peak_memory_mib
-
-if TYPE_CHECKING:
-    from gerund.training.recipe import Recipe
-
+from gerund.training.recipe import Recipe
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)$")
@@ -54,7 +51,7 @@ def check_output(output: Path, resume: bool) -> None:
         raise OutputExistsError(f"{output} holds an unfinished run; go on with --resume or choose another output")
 
 
-def check_resumable(recipe: "Recipe", output: Path, step: int) -> None:
+def check_resumable(recipe: Recipe, output: Path, step: int) -> None:
     """Refuse to resume with settings under which the run so far would have gone differently."""
     path = output / "recipe.json"
     if not path.is_file():

@@ -9,12 +9,14 @@ Processes exchange gradients once, in the last backward pass of the step.
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate.utils import find_device
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
+from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError
 from gerund.training.losses.contrastive import cached_loss
@@ -29,11 +31,7 @@ from gerund.training.objectives.base import (
     tokens_in,
 )
 from gerund.training.processes import process_count
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from gerund.training.recipe import OptimizerConfig, ScheduleConfig
+from gerund.training.recipe import OptimizerConfig, ScheduleConfig
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -89,7 +87,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share_groups()
 
 
-def build_optimizer(module: nn.Module, config: "OptimizerConfig") -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Return the optimizer that the recipe asks for, over the trainable parameters of ``module``.
 
     What lies in its ``losses`` serves the training only, and may have a learning rate of its own.
@@ -130,7 +128,7 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     return matrices, others
 
 
-def learning_rate_factor(config: "ScheduleConfig", steps: int) -> Callable[[int], float]:
+def learning_rate_factor(config: ScheduleConfig, steps: int) -> Callable[[int], float]:
     """Return the function from step to the factor on the learning rate.
 
     ``wsd`` warms up, stays, and falls over the last ``decay_steps`` as one minus a square root; what lies
@@ -164,7 +162,7 @@ class TrainingModule(nn.Module):
     # Tells the Trainer that the division by the number of tokens is ours.
     accepts_loss_kwargs = False
 
-    def __init__(self, model: "PreTrainedModel", losses: Mapping[str, Losses], *, bf16: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, losses: Mapping[str, Losses], *, bf16: bool = False) -> None:
         super().__init__()
         self.model = model
         # Their parameters are trained, saved and moved with the model's.
@@ -424,14 +422,8 @@ def _counts(active: list[Objective], inputs: dict[str, Any]) -> tuple[dict[str, 
             summed.update(objective.losses.counts(inputs[objective.name]))
     numbers = [float(sum(tokens_in(inputs[objective.name]) for objective in active)), *summed.values()]
     if process_count() > 1:
-        reduced = torch.tensor(numbers, dtype=torch.float64, device=_device(inputs))
+        reduced = torch.tensor(numbers, dtype=torch.float64, device=find_device(inputs))
         distributed.all_reduce(reduced)
         numbers = reduced.tolist()
     tokens, *counts = numbers
     return {name: max(1.0, count) for name, count in zip(summed, counts, strict=True)}, int(tokens)
-
-
-def _device(inputs: Mapping[str, Any]) -> torch.device:
-    """Return where the tensors of nested dictionaries lie."""
-    values = [value for value in inputs.values() if isinstance(value, Tensor | Mapping)]
-    return values[0].device if isinstance(values[0], Tensor) else _device(values[0])

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
@@ -40,7 +48,6 @@ from gerund.training.recipe import LoraConfig, Recipe, TokenizerConfig, made_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 # Of the tokenizer that stands in for one that is not trained yet.
@@ -52,8 +59,8 @@ _LONGEST = 2**20
 class TrainableModel:
     """The model that is trained, before any objective is attached to it."""
 
-    model: "PreTrainedModel"  # the language model, with the adapter's layers inside where there is one
-    tokenizer: "PreTrainedTokenizerBase"
+    model: PreTrainedModel  # the language model, with the adapter's layers inside where there is one
+    tokenizer: PreTrainedTokenizerBase
     encoder: EncoderConfig  # how it is read as an encoder
     source: Source | None = None  # where it was loaded from; None for a model from scratch
     adapter: "PeftModel | None" = None  # the adapter that is trained; None where all weights are
@@ -103,8 +110,6 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
     Without ``write`` no tokenizer is trained, and a new model gets the recipe's vocabulary size. Without ``weights``
     the model is a skeleton on the meta device, and a copy of two layers is verified.
     """
-    from transformers import set_seed
-
     set_seed(recipe.seed)
     if recipe.model.base is not None:
         prepared = _load(recipe, recipe.model.base, weights=weights)
@@ -145,7 +150,8 @@ def prepare_model(recipe: Recipe, *, write: bool = True, weights: bool = True) -
 def _new(recipe: Recipe, *, write: bool, weights: bool) -> TrainableModel:
     """Return a new model of the recipe's architecture."""
     check_architecture(recipe)
-    tokenizer = prepare_tokenizer(recipe) if write else _known_tokenizer(recipe)
+    path = None if recipe.tokenizer is None else recipe.tokenizer.path
+    tokenizer = prepare_tokenizer(recipe) if write else None if path is None else load_tokenizer(path)
     with nullcontext() if weights else torch.device("meta"):
         model = build_model(recipe, tokenizer)
     # A dry run only needs the special tokens, which any tokenizer of ours has.
@@ -227,14 +233,14 @@ def _unread_layers(recipe: Recipe, model: TrainableModel) -> list[str]:
     return _linear_in(model.model, model.layers[model.encoder.exit_layer :])
 
 
-def _linear_in(model: "PreTrainedModel", layers: Iterable[torch.nn.Module]) -> list[str]:
+def _linear_in(model: PreTrainedModel, layers: Iterable[torch.nn.Module]) -> list[str]:
     """Return the names of the linear layers within some decoder layers."""
     within = {id(part) for layer in layers for part in layer.modules()}
     return [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) in within]
 
 
 def _with_adapter(
-    model: "PreTrainedModel", recipe: Recipe, folder: Path | None, unread: Sequence[str] = ()
+    model: PreTrainedModel, recipe: Recipe, folder: Path | None, unread: Sequence[str] = ()
 ) -> "PeftModel":
     """Put a new adapter into the model, or the base's own to be trained further."""
     from peft import LoraConfig as PeftLora
@@ -279,7 +285,7 @@ def _with_adapter(
     return adapter
 
 
-def _excluded_layers(model: "PreTrainedModel") -> list[str] | None:
+def _excluded_layers(model: PreTrainedModel) -> list[str] | None:
     """Return the linear layers that no text goes through, or whose adapters would not be seen; None for none."""
     text_parts = {id(part) for part in text_half(model).modules()}
     towers = [
@@ -290,7 +296,7 @@ def _excluded_layers(model: "PreTrainedModel") -> list[str] | None:
     return [*names, *read_by_weight(model)] or None
 
 
-def _check_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
+def _check_same_shape(model: PreTrainedModel, adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
     """Refuse a recipe that asks for another adapter than the one that is trained further, but for its dropout."""
     config, difference = adapter.peft_config["default"], ""
     if (config.r, float(config.lora_alpha)) != (lora.rank, lora.alpha):
@@ -320,7 +326,7 @@ def _check_same_shape(model: "PreTrainedModel", adapter: "PeftModel", lora: Lora
                 part.lora_dropout[name] = torch.nn.Dropout(lora.dropout) if lora.dropout else torch.nn.Identity()
 
 
-def _requested_layers(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
+def _requested_layers(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """Return the names of layers that a recipe asks for, of a model that has an adapter already."""
     if isinstance(lora.target_modules, list):
         return lora.target_modules
@@ -334,8 +340,6 @@ def _requested_layers(model: "PreTrainedModel", lora: LoraConfig) -> list[str]:
 
 def check_architecture(recipe: Recipe) -> None:
     """Refuse an unknown architecture, or a field that it does not have; transformers would ignore it."""
-    from transformers import CONFIG_MAPPING
-
     fields = recipe.model.config or {}
     kind = fields.get("model_type")
     if kind is None:
@@ -348,10 +352,8 @@ def check_architecture(recipe: Recipe) -> None:
             raise unknown_name("field of model.config", name, sorted(known))
 
 
-def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedModel":
+def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
     """Return a freshly initialised model; the same seed gives the same weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
-
     vocabulary: dict[str, Any] = {"vocab_size": (recipe.tokenizer or TokenizerConfig()).vocab_size}
     if tokenizer is not None:
         ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -366,12 +368,6 @@ def build_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None") -> 
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
         raise ConfigError(f"model.config makes no model: {' '.join(str(error).split())}") from error
-
-
-def _known_tokenizer(recipe: Recipe) -> Any:
-    """Return the tokenizer of a new model if it is there already."""
-    settings = recipe.tokenizer
-    return load_tokenizer(settings.path) if settings is not None and settings.path is not None else None
 
 
 # What a layer attends to depends on its code, not on its weights. So a process that gets its weights from another one

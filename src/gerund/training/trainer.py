@@ -7,8 +7,9 @@ done inside a step, each objective in parts of its own size.
 import math
 import os
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,8 +20,9 @@ from transformers.integrations import TensorBoardCallback
 
 from gerund.errors import GerundError
 from gerund.training.objectives.base import Objective
-from gerund.training.processes import process_count
-from gerund.training.run_folder import write_manifest
+from gerund.training.processes import process_count, wait
+from gerund.training.recipe import Recipe
+from gerund.training.run_folder import TrainingLog, write_manifest
 from gerund.training.sharding import (
     OPTIMIZER,
     WEIGHTS,
@@ -43,10 +45,6 @@ from gerund.training.step import (
     unwrapped,
 )
 
-if TYPE_CHECKING:
-    from gerund.training.recipe import Recipe
-    from gerund.training.run_folder import TrainingLog
-
 _SCHEDULER = "scheduler.pt"
 # Seconds.
 _PATIENCE = 3 * 3600
@@ -62,12 +60,12 @@ class GerundTrainer(Trainer):
     def __init__(
         self,
         module: TrainingModule,
-        recipe: "Recipe",
+        recipe: Recipe,
         *,
         objectives: list[Objective],
         data: Dataset,
         checkpoints: Path,
-        log: "TrainingLog",
+        log: TrainingLog,
         snapshot: Callable[[int], None] | None = None,
         is_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -79,7 +77,7 @@ class GerundTrainer(Trainer):
             args=training_arguments(recipe, checkpoints),
             train_dataset=data,
             eval_dataset=data,
-            data_collator=_first_item,
+            data_collator=itemgetter(0),  # an item of the data set is a whole step already
             callbacks=[_Bookkeeping(log, recipe.snapshot_steps, snapshot, is_to_end)],
         )
         self._validation = {
@@ -269,7 +267,7 @@ class _Bookkeeping(TrainerCallback):
 
     def __init__(
         self,
-        log: "TrainingLog",
+        log: TrainingLog,
         every: int | None,
         snapshot: Callable[[int], None] | None,
         is_to_end: Callable[[], bool],
@@ -295,15 +293,9 @@ class _Bookkeeping(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         del control
-        if process_count() > 1:
-            distributed.barrier()  # each process writes its own random state
+        wait()  # each process writes its own random state
         if args.process_index == 0:
             write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}")
-
-
-def _first_item(items: list[Any]) -> Any:
-    """Collate nothing: an item of the data set is a whole step already."""
-    return items[0]
 
 
 def _flattened(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -315,7 +307,7 @@ def _flattened(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _flattened(value, f"{name}.{key}" if name else key)
 
 
-def training_arguments(recipe: "Recipe", checkpoints: Path) -> TrainingArguments:
+def training_arguments(recipe: Recipe, checkpoints: Path) -> TrainingArguments:
     """Return what the Trainer is told."""
     cuda = torch.cuda.is_available()
     return TrainingArguments(

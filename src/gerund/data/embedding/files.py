@@ -189,7 +189,6 @@ def _precision_of(parts: Sequence[Path], info: dict[str, Any]) -> tuple[Precisio
 
 
 def _converted(table: Any, precision: Precision, ranges: np.ndarray | None) -> Any:
-    """Return a table with its vectors in another precision."""
     import pyarrow as pa
 
     if precision == "float32":

@@ -145,7 +145,7 @@ class Source:
 
     def shards(self, start: Cursor | None = None) -> Iterator[Rows]:
         """Yield the shards without left-out rows, from the first or from the shard at ``start``."""
-        bad = _ignore if self.bad_rows == "skip" else None
+        bad = None if self.bad_rows == "error" else lambda _: None  # those that the survey has listed
         for rows in read_rows(self.table, max_rows=self.max_rows, bad=bad, start=start):
             left = rows if self.empty == "zeros" else rows.without(rows.empty())
             if len(left):
@@ -158,10 +158,6 @@ class Source:
         except DataError:
             return None
         return rows if rows is not None and digest_of(rows) == digest else None
-
-
-def _ignore(_row: BadRow) -> None:
-    """Leave out a row that the survey has listed."""
 
 
 def _fail(row: BadRow) -> None:
@@ -301,10 +297,6 @@ class ShardWork:
         facts |= {"bad": [asdict(row) for row in encoded.bad], "refused": encoded.refused}
         write_part(path, part, self.id_type, facts)
         return facts
-
-    def for_workers(self, workers: EncodingWorkers) -> StatefulWork[Shard, dict[str, Any] | None]:
-        """Return this work for the workers of an engine."""
-        return StatefulWork(partial(_prepared, self, workers.make), gpus=workers.gpus, threads=workers.threads)
 
 
 def _encode_rows(encode: Encode, rows: Rows, checkpoint: ShardCheckpoint, bad_rows: BadRows) -> EncodedRows:
@@ -539,9 +531,11 @@ class EmbeddingJob:
                 self._at_workers[shard.index] = count
                 yield shard
 
+        make = partial(_prepared, work, workers.make)
+        at_workers = StatefulWork(make, gpus=workers.gpus, threads=workers.threads)
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,
-            workers.engine.pool(work.for_workers(workers), folder=work.folder) as pool,
+            workers.engine.pool(at_workers, folder=work.folder) as pool,
         ):
             for shard, facts in map_by_place(pool, missing()):
                 self._parts[shard.index] = facts
@@ -570,7 +564,6 @@ class EmbeddingJob:
                 writing.result()
 
     def _missing(self, advance: Callable[[int], None]) -> Iterator[Shard]:
-        """Yield the shards that have no part yet."""
         if len(self._parts) == len(self.survey.shards):
             return
         for index, rows in enumerate(self.source.shards()):

@@ -148,7 +148,6 @@ def _lists(sides: Sequence[Side]) -> tuple[np.ndarray, list[int], list[int], lis
 
 
 def _by_sentence(sentence: np.ndarray) -> list[tuple[int, list[int]]]:
-    """Return the rows of each sentence, in the order of sentences."""
     order = np.argsort(sentence, kind="stable")
     values, bounds = np.unique(sentence[order], return_index=True)
     rows = np.split(order, bounds[1:])
@@ -284,18 +283,14 @@ def find_pairs(
     if max_uses is None or titled:
         first, second = all_pairs(len(texts), sides, title_only)
         if max_uses is not None:
-            kept = _rank_within(first) < max_uses
+            # How many pairs of the same title stand before each.
+            kept = np.arange(len(first)) - np.searchsorted(first, first) < max_uses
             first, second = first[kept], second[kept]
     else:
         first, second = greedy_pairs(len(texts), sides, max_uses)
     spans = heaviest_spans(texts, shared, meetings, first, second)
     stretches = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
     return Pairs(first, second, spans.weights, [texts.stretch(start, end) for start, end in stretches])
-
-
-def _rank_within(values: np.ndarray) -> np.ndarray:
-    """Return how many equal values stand before each of some sorted values."""
-    return np.arange(len(values)) - np.searchsorted(values, values)
 
 
 METHODS = ("lcs", "none", "ict", "crops")

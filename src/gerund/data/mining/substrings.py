@@ -411,8 +411,6 @@ def heaviest_span(texts: Texts, i: int, j: int, at_least: int = 1) -> tuple[int,
 
 
 class _Finder:
-    """Finds the spans of some pairs at a time."""
-
     def __init__(
         self, texts: Texts, shared: Shared, meetings: Meetings, by_sentence: np.ndarray, bounds: np.ndarray, groups: int
     ) -> None:

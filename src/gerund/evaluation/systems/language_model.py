@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gerund.inference.encode.texts import encode_word_tokens, template_tokens, t
 from gerund.inference.tokens import Tokens
 from gerund.jobs.checkpoints import ShardCheckpoint
 from gerund.jobs.engine import JobEngine, StatefulWork, WorkerPool
+from gerund.language_model import LanguageModel
 from gerund.models.kinds import is_encoder_decoder
 from gerund.models.saved_settings import read_saved
 from gerund.scoring.registry import find_scorer
@@ -26,13 +27,8 @@ from gerund.settings.templates import NO_TRANSFORM
 from gerund.types import Scorer
 from gerund.worker_model import WorkerModel
 
-if TYPE_CHECKING:
-    from gerund.language_model import LanguageModel
 
-
-def language_model_system(
-    label: str, lm: "LanguageModel", cache: EmbeddingCache | None = None
-) -> "LanguageModelSystem":
+def language_model_system(label: str, lm: LanguageModel, cache: EmbeddingCache | None = None) -> "LanguageModelSystem":
     """Return a language model as a system that can do what the model can."""
     kind = LanguageModelSystem if is_encoder_decoder(lm.model) else CausalModelSystem
     return kind(label, lm, cache)
@@ -47,7 +43,7 @@ class LanguageModelSystem(Encoder):
         worker_encode: encodes texts with a prompt in worker processes; None encodes in this process.
     """
 
-    def __init__(self, label: str, lm: "LanguageModel", cache: EmbeddingCache | None = None) -> None:
+    def __init__(self, label: str, lm: LanguageModel, cache: EmbeddingCache | None = None) -> None:
         super().__init__(label, cache)
         self.lm = lm
         self.worker_encode: Callable[[Sequence[str], str | None, ShardCheckpoint | None], np.ndarray] | None = None
@@ -177,17 +173,17 @@ class CausalModelSystem(LanguageModelSystem):
     """A decoder-only model, which also gives the probability of a text."""
 
     @property
-    def causal_lm(self) -> "LanguageModel":
+    def causal_lm(self) -> LanguageModel:
         """The model; its unmodified causal attention gives the likelihoods."""
         return self.lm
 
 
-def scorer_of(lm: "LanguageModel", name: str, *, seed: int) -> Scorer | None:
+def scorer_of(lm: LanguageModel, name: str, *, seed: int) -> Scorer | None:
     """Return the scorer of a name, the model's own for the empty name; None where it has none."""
     return find_scorer(name, lm, seed=seed) if name else lm.scorer
 
 
-def adapter_facts(lm: "LanguageModel") -> dict[str, Any]:
+def adapter_facts(lm: LanguageModel) -> dict[str, Any]:
     """Return the name of the encoder's adapter, and the plan that it was trained under where that is known."""
     folder = lm.adapters.folders.get("encode")
     if folder is None:
@@ -407,7 +403,7 @@ class _Pools(ExitStack):
         self.pool: WorkerPool[TextShard, np.ndarray] | None = None
 
     def encode(
-        self, lm: "LanguageModel", texts: Sequence[str], prompt: str | None, checkpoint: ShardCheckpoint | None = None
+        self, lm: LanguageModel, texts: Sequence[str], prompt: str | None, checkpoint: ShardCheckpoint | None = None
     ) -> np.ndarray:
         """Return vectors ``(n, D)`` float32 as they were pooled; finished shards are saved in the checkpoint."""
         if lm is not self.lm or self.pool is None:
@@ -433,7 +429,7 @@ def _opened(model: WorkerModel) -> Callable[[TextShard], np.ndarray]:
     return partial(_encode, model.load())
 
 
-def _encode(lm: "LanguageModel", shard: TextShard) -> np.ndarray:
+def _encode(lm: LanguageModel, shard: TextShard) -> np.ndarray:
     _, texts, prompt = shard
     vectors: np.ndarray = lm.encode(list(texts), prompt=prompt, normalize=False, empty="zeros", show_progress=False)
     return vectors

@@ -44,7 +44,6 @@ _ANALYZER = Analyzer("en")
 
 
 def _meta(name: str, revision: str) -> Any:
-    """Return MTEB's description of a ranker."""
     from mteb.models import ModelMeta
 
     return ModelMeta.create_empty(overwrites={"name": name, "revision": revision})
@@ -185,10 +184,6 @@ class Fusion:
     method: str = "convex"
     weight: float | None = None
 
-    def for_encoder(self, encoder_weight: float) -> "Fusion":
-        """Return the fusion with its weight resolved; ``own`` is the encoder's."""
-        return self if self.method == RRF or self.weight is not None else Fusion(self.method, encoder_weight)
-
 
 def parse_fusion(name: str) -> Fusion | None:
     """Parse the name of a system: ``hybrid``, ``hybrid:rrf``, ``hybrid:0.4``; None for any other name.
@@ -247,7 +242,8 @@ class HybridSystem(_Derived):
         method = "" if how == Fusion() else " (RRF)" if how.method == RRF else f" ({how.weight:g} vectors)"
         super().__init__(f"{dense.label} + BM25{method}")
         self.dense = dense
-        self.fusion = how.for_encoder(dense.fusion_weight)
+        is_resolved = how.method == RRF or how.weight is not None
+        self.fusion = how if is_resolved else Fusion(how.method, dense.fusion_weight)
         self.suffix = "+bm25" if self.fusion.method == RRF else f"+bm25-cosines-{self.fusion.weight:g}"
         weight = {} if self.fusion.weight is None else {"weight": self.fusion.weight}
         self.details = {"with": BM25, "fusion": self.fusion.method, **weight}

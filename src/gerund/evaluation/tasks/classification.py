@@ -157,7 +157,6 @@ class ZeroShot(LabelledTask):
         return sorted(labels)
 
     def _names(self, labels: list[str]) -> list[str]:
-        """Return what is embedded for each class."""
         words = [" ".join(label.replace("_", " ").replace("-", " ").split()) for label in labels]
         return [self.label_template.replace("{}", name) for name in words]
 

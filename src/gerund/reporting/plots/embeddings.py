@@ -15,6 +15,7 @@ import numpy as np
 
 from gerund.checks import demand_number, whole_number
 from gerund.errors import ConfigError, DataError, MissingDependencyError, unknown_name
+from gerund.models.vectors import unit
 from gerund.reporting.plots.style import (
     COLOURS,
     INK,
@@ -129,7 +130,9 @@ def embedding_maps(
         heading = "\n".join(part for part in (shortened(name, _TITLE_LENGTH), remark) if part)
         axis.set_title(heading, fontsize=9, color=INK, parse_math=False)
     headline(figure, title)
-    _caption(figure, f"{_described(method, len(rows), seed, tsne)} of\n{len(rows)} texts; {_of_all(classes, labels)}")
+    total = len(set(labels))
+    shown_of = f"{total} classes" if total == len(classes) else f"the {len(classes)} most frequent of {total} classes"
+    _caption(figure, f"{_described(method, len(rows), seed, tsne)} of\n{len(rows)} texts; {shown_of}")
     legend = legend_beside(figure, axes[0])
     for handle in legend.legend_handles:
         handle.set_sizes([34])
@@ -238,9 +241,8 @@ def _projected(
 
 
 def _principal(vectors: np.ndarray) -> tuple[np.ndarray, str]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit = vectors / np.where(lengths > 0, lengths, 1.0)
-    left, sizes, directions = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
+    directed = unit(vectors)
+    left, sizes, directions = np.linalg.svd(directed - directed.mean(axis=0), full_matrices=False)
     # The sign of a direction is arbitrary and differs between processors: its largest part is made positive.
     signs = np.sign(directions[np.arange(len(directions)), np.abs(directions).argmax(axis=1)])
     places = (left * sizes * signs)[:, :2]
@@ -293,11 +295,6 @@ def _described(method: str, n: int, seed: int, tsne: Tsne) -> str:
         return f"UMAP (cosine, 15 neighbours, seed {seed})"
     steps = f"perplexity {_perplexity(n):.0f}, {tsne.iterations} iterations, exaggeration {tsne.exaggeration:g}"
     return f"t-SNE (cosine, {steps}, started from the main directions, seed {seed})"
-
-
-def _of_all(classes: Sequence[str], labels: Sequence[str]) -> str:
-    total = len(set(labels))
-    return f"{total} classes" if total == len(classes) else f"the {len(classes)} most frequent of {total} classes"
 
 
 def _grid(

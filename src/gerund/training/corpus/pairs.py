@@ -47,26 +47,27 @@ def read_examples(
             _instruction(values, instruction, where),
             "" if task is None else required_text(values, task, where),
         )
-        for path in map(Path, paths)
-        for where, values in records(path, (query, positive), (negatives, instruction, task))
+        for where, values in records(paths, (query, positive), (negatives, instruction, task))
     ]
 
 
 def records(
-    path: Path, required: tuple[str, str], optional: tuple[str | None, ...]
+    paths: Iterable[str | Path], required: tuple[str, str], optional: tuple[str | None, ...]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of a file, at least one, with the required columns and those of the optional ones that it has."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    table = open_table(path)
-    if table.format == "txt":
-        raise DataError(f"{path}: a txt file has no columns; valid formats are: {', '.join(FORMATS[1:])}")
-    wanted, is_empty = dict.fromkeys(name for name in (*required, *optional) if name is not None), True
-    for where, values in whole_records(replace(table, column=required[0]), list(wanted), required=required):
-        is_empty = False
-        yield where, values
-    if is_empty:
-        raise DataError(f"{path}: no examples in there")
+    """Yield the rows of files, at least one of each, with the required columns and the optional ones that it has."""
+    wanted = list(dict.fromkeys(name for name in (*required, *optional) if name is not None))
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        table = open_table(path)
+        if table.format == "txt":
+            raise DataError(f"{path}: a txt file has no columns; valid formats are: {', '.join(FORMATS[1:])}")
+        is_empty = True
+        for where, values in whole_records(replace(table, column=required[0]), wanted, required=required):
+            is_empty = False
+            yield where, values
+        if is_empty:
+            raise DataError(f"{path}: no examples in there")
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def read_scored_pairs(paths: Iterable[str | Path], *, text1: str, text2: str, sc
             required_text(values, text2, where),
             finite_number(field_of(values, score, where), where, score),
         )
-        for path in map(Path, paths)
-        for where, values in records(path, (text1, text2), (score,))
+        for where, values in records(paths, (text1, text2), (score,))
     ]
 
 
@@ -219,8 +219,7 @@ def read_pairs(
             None if values.get(opening) in (None, "") else required_text(values, opening, where),
             _whole_number(values.get(weight), where, weight),
         )
-        for path in map(Path, paths)
-        for where, values in records(path, (query, positive), (opening, weight))
+        for where, values in records(paths, (query, positive), (opening, weight))
     ]
 
 

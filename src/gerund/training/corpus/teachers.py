@@ -12,21 +12,29 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gerund.attention.interface import cpu_has_bfloat16
+from gerund.data.embedding.files import read_embeddings
 from gerund.data.files import checked_text, field_of
 from gerund.data.tables import json_lines
+from gerund.entry import load
 from gerund.errors import ConfigError, DataError, GerundError, MissingDependencyError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.generation import generate
 from gerund.jobs.files import atomic_file, write_atomic
 from gerund.models.fingerprint import weights_hash
+from gerund.models.loading import quiet, read_config, settings_folder
+from gerund.models.sources import Source, find, looks_local
+from gerund.models.weights import refuse_fetched_code
 from gerund.progress import progress
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from gerund.quantization import check_precision, restore
+from gerund.settings.encoder import CONFIG_FILE, DEFAULT_MODEL
 
 SHARD_TEXTS = 4096
 _NAME = "vectors"
@@ -87,11 +95,6 @@ class SentenceTransformersTeacher:
             raise MissingDependencyError(
                 "a teacher in sentence-transformers' format needs it: pip install 'gerund[st]'"
             ) from error
-        from gerund.attention.interface import cpu_has_bfloat16
-        from gerund.models.loading import quiet
-        from gerund.models.sources import Source, looks_local
-        from gerund.models.weights import refuse_fetched_code
-
         self.name, self.prompt = name, prompt
         folder = Path(name) if Path(name).is_dir() else None
         if folder is not None or not looks_local(name):
@@ -108,21 +111,15 @@ class SentenceTransformersTeacher:
             elif not Path(name).exists():
                 reason = f"there is no such folder; taken as a hub id: {reason.partition('. ')[0].partition(' (')[0]}"
             raise ModelError(f"the teacher {name} cannot be loaded: {reason}") from error
-        self.space = self._space()
+        # A hash of what its vectors depend on: weights, modules, and the prompt.
+        modules = [type(module).__name__ for module in self.model]
+        identity = json.dumps([weights_hash(self.model.state_dict()), modules, prompt])
+        self.space = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         self.dimensions = int(self.model.get_embedding_dimension() or len(self.model.encode("a")))
         device = self.model.device.type
         if device == "cuda" or (device == "cpu" and cpu_has_bfloat16()):
             # Its vectors become targets: three digits are more than a student learns.
             self.model.bfloat16()
-
-    def _space(self) -> str:
-        """Return a hash of what its vectors depend on: weights, modules, and the prompt."""
-        from gerund.models.fingerprint import weights_hash
-
-        modules = [type(module).__name__ for module in self.model]
-        weights = weights_hash(self.model.state_dict())
-        text = json.dumps([weights, modules, self.prompt])
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return its vectors, an over-long text cut at its end."""
@@ -140,8 +137,6 @@ def open_teacher(name: str, prompt: str = "") -> Teacher:
     """
     folder = Path(name)
     if _is_gerunds(name):
-        from gerund.entry import load
-
         lm = load(name)
         if prompt:
             lm = load(lm.spec.model_copy(update={"prompt": prompt}))
@@ -153,10 +148,6 @@ def open_teacher(name: str, prompt: str = "") -> Teacher:
 
 def _is_gerunds(name: str) -> bool:
     """Tell whether gerund reads a model: it has ``gerund.json``, or is no model of sentences and a decoder."""
-    from gerund.models.loading import read_config, settings_folder
-    from gerund.models.sources import find
-    from gerund.settings.encoder import CONFIG_FILE, DEFAULT_MODEL
-
     if name == DEFAULT_MODEL:
         return True
     folder = Path(name)
@@ -188,8 +179,6 @@ class TeacherVectors:
     """A teacher's vectors of numbered texts, on the disk."""
 
     def __init__(self, paths: Sequence[Path], texts: int) -> None:
-        from safetensors import safe_open
-
         self.texts = texts
         self._shards = [safe_open(path, framework="numpy").get_slice(_NAME) for path in paths]
 
@@ -215,8 +204,6 @@ def teacher_vectors(
 
     ``texts`` returns the texts of a stretch of numbers. Shards of several teachers may share a folder.
     """
-    from gerund.progress import progress
-
     folder.mkdir(parents=True, exist_ok=True)
     stretches = [range(first, min(first + SHARD_TEXTS, count)) for first in range(0, count, SHARD_TEXTS)]
     paths = [folder / f"{key_of(teacher.space, texts(stretch))}.safetensors" for stretch in stretches]
@@ -234,8 +221,6 @@ def teacher_vectors(
 
 def _is_whole(path: Path, report: Callable[[str], None]) -> bool:
     """Tell whether a shard is there; a damaged one, as of a copy that was cut short, is as none."""
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         return False
     try:
@@ -257,8 +242,6 @@ def key_of(space: str, texts: Sequence[str]) -> str:
 
 def _make(teacher: Teacher, texts: Sequence[str], path: Path) -> None:
     """Write the vectors of a shard, whole or not at all."""
-    from safetensors.numpy import save
-
     vectors = teacher.encode(texts)
     odd = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(odd):
@@ -294,9 +277,6 @@ def read_known(path: Path) -> KnownVectors:
     """Read texts and vectors of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from gerund.data.embedding.files import read_embeddings
-    from gerund.quantization import check_precision, restore
 
     result = read_embeddings(path)
     precision = check_precision(result.info.get("precision", "float32"))
@@ -355,8 +335,8 @@ def read_texts(paths: Sequence[Path]) -> list[tuple[str, Answer | None]]:
 
 
 def model_answers(
-    model: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     most_tokens: int,
     folder: Path,
@@ -373,15 +353,12 @@ def model_answers(
         report(f"the model answers {count:,} texts, in at most {most_tokens} tokens each")
         with progress(count, "answering", show=None) as advance:
             for path, stretch in missing.items():
-                lines = map(_line, _written(model, tokenizer, stretch, most_tokens))
-                write_atomic(path, "".join(lines), apart=True)
+                answers = map(asdict, _written(model, tokenizer, stretch, most_tokens))
+                text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+                write_atomic(path, text, apart=True)
                 advance(len(stretch))
     texts_of_paths = "".join(path.read_text("utf-8") for path in paths)
     return [Answer(**json.loads(line)) for line in texts_of_paths.split("\n") if line]
-
-
-def _line(answer: Answer) -> str:
-    return json.dumps(asdict(answer), ensure_ascii=False) + "\n"
 
 
 def _written(model: Any, tokenizer: Any, texts: Sequence[str], most_tokens: int) -> list[Answer]:

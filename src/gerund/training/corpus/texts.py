@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.data.corpus import clean_text, part_of, read_documents
 from gerund.data.passages import split_sentences
@@ -26,10 +28,6 @@ from gerund.jobs.checkpoints import InputFiles
 from gerund.jobs.files import atomic_file, write_atomic
 from gerund.training.objectives.sections import TextConfig
 from gerund.training.recipe import Recipe, SourceConfig
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class TokenCache:
 
 def tokenize_corpus(
     paths: Iterable[str | Path],
-    tokenizer: "PreTrainedTokenizerFast",
+    tokenizer: PreTrainedTokenizerFast,
     folder: str | Path,
     *,
     clean: str = "none",
@@ -232,9 +230,11 @@ class _Corpus:
         return DataError(f"{names}: no usable {what}{least}; documents read that are not blank: {self.documents_read}")
 
 
-def _write(corpus: _Corpus, tokenizer: "PreTrainedTokenizerFast", target: Path) -> TokenCache:
+def _write(corpus: _Corpus, tokenizer: PreTrainedTokenizerFast, target: Path) -> TokenCache:
     """Write the tokens and the index of a corpus."""
-    core, dtype = _bare(tokenizer), _dtype_of(tokenizer)
+    # The largest id, not the number of tokens: some vocabularies have gaps.
+    dtype = "uint16" if max(tokenizer.get_vocab().values()) < 2**16 else "uint32"
+    core = _bare(tokenizer)
     before, after = _specials(tokenizer)
     tokens = texts = text_bytes = 0
     # The tokens take their name first: who finds the starts finds both. Two processes may tokenise the same corpus.
@@ -280,30 +280,23 @@ def _starts_of(path: Path) -> Path:
     return path.with_suffix(".starts.npy")
 
 
-def _specials(tokenizer: "PreTrainedTokenizerFast") -> tuple[list[int], list[int]]:
+def _specials(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
     """Return the special tokens before and after each text; see ``tokenize_corpus``."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return [] if bos is None or bos == eos else [bos], [] if eos is None else [eos]
 
 
-def _dtype_of(tokenizer: "PreTrainedTokenizerFast") -> str:
-    # The largest id, not the number of tokens: some vocabularies have gaps.
-    return "uint16" if max(tokenizer.get_vocab().values()) < 2**16 else "uint32"
-
-
-def _cache_key(paths: list[Path], tokenizer: "PreTrainedTokenizerFast", settings: list[str | int | None]) -> str:
+def _cache_key(paths: list[Path], tokenizer: PreTrainedTokenizerFast, settings: list[str | int | None]) -> str:
     files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     content = [_FORMAT, files, settings, _specials(tokenizer), _bare(tokenizer).to_str()]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
 
 
-def _bare(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+def _bare(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """Return a copy of the core without the padding and truncation that its last user left switched on.
 
     A control token that is spelled in a text is text, as it is to ``encode``.
     """
-    from tokenizers import Tokenizer
-
     core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     core.no_padding()
     core.no_truncation()
@@ -376,8 +369,6 @@ class Texts:
 
 
 class _Source:
-    """The texts of one cache."""
-
     def __init__(self, cache: TokenCache, length: int, min_tokens: int) -> None:
         self.length = length
         self.before, self.after = cache.specials_before, cache.specials_after
@@ -476,7 +467,7 @@ class Sources:
     """The recipe's sources, tokenised when they are asked for and kept on the disk."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", report: Callable[[str], None] = lambda _: None
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, report: Callable[[str], None] = lambda _: None
     ) -> None:
         self.recipe, self.tokenizer, self.report = recipe, tokenizer, report
         self.opened: dict[str, TokenCache] = {}
@@ -526,7 +517,10 @@ class Sources:
         """
         summary: dict[str, Any] = {name: cache.summary() for name, cache in sorted(self.opened.items())}
         if self.read:
-            summary[FILES] = {name: _content(files) for name, files in sorted(self.read.items())}
+            summary[FILES] = {
+                name: [sum(path.stat().st_size for path in files), InputFiles(files).digest]
+                for name, files in sorted(self.read.items())
+            }
         return summary
 
     def _caches(
@@ -554,11 +548,6 @@ class Sources:
                 begins=lambda: self.report(f"tokenising the {use} {unit} of {source.name}"),
             )
         return self.opened[name]
-
-
-def _content(files: list[Path]) -> list[int | str]:
-    """Return size and digest of files together."""
-    return [sum(path.stat().st_size for path in files), InputFiles(files).digest]
 
 
 def existing(recipe: Recipe, files: list[Path], *, texts: bool = True) -> list[Path]:

@@ -114,7 +114,10 @@ def prepare_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     settings = recipe.tokenizer or TokenizerConfig()
     if settings.path is not None:
         return load_tokenizer(settings.path)
-    sources = [(s.clean, s.weight, s.text_column, _stamps(recipe, s.files)) for s in recipe.data.sources]
+    sources = []
+    for source in recipe.data.sources:
+        stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in existing(recipe, source.files)]
+        sources.append((source.clean, source.weight, source.text_column, stamps))
     sentinels = sentinels_of(recipe)
     content: list[Any] = [1, settings.vocab_size, settings.sample_mb, settings.max_length, sources]
     content += [sentinels] if sentinels else []
@@ -147,10 +150,6 @@ def _sample(recipe: Recipe, megabytes: float) -> Iterator[str]:
             budget -= len(text.encode("utf-8"))
             if budget <= 0:
                 break
-
-
-def _stamps(recipe: Recipe, files: list[Path]) -> list[tuple[str, int, int]]:
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in existing(recipe, files)]
 
 
 def pick_mask_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> int:

@@ -3,16 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gerund.training.losses.vocabulary import trained_leaves
+from gerund.training.objectives.settings import Similarity
 from gerund.training.processes import gather_numbers, gather_rows
-
-Similarity = Literal["cosine", "dot"]
 
 
 def info_nce(

@@ -10,23 +10,20 @@ Shapes: B texts of a part, N texts of a batch, K keys of all processes, T tokens
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from gerund.attention.layouts import decoder_layers, hidden_of
 from gerund.errors import ConfigError
-from gerund.inference.encode.runtime import hidden_states
+from gerund.inference.encode.runtime import EncoderRuntime, hidden_states
 from gerund.inference.tokens import token_batches
 from gerund.models.heads import ProjectionHead
 from gerund.poolings import pool
 from gerund.settings.plan import AttentionPlan, ResolvedPlan
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from gerund.inference.encode.runtime import EncoderRuntime
+from gerund.training.sharding import is_sharded
 
 MOST_BYTES = 2**32
 """Bytes of states that are stored; those of further texts are computed each time."""
@@ -44,7 +41,7 @@ class LowerStates:
         ConfigError: the lowest layer is trained, the plan adds to the states of lower layers, or these have dropout.
     """
 
-    def __init__(self, model: "PreTrainedModel", plan: ResolvedPlan | None, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, model: PreTrainedModel, plan: ResolvedPlan | None, *, most_bytes: int = MOST_BYTES) -> None:
         layers = decoder_layers(model)
         trained = (number for number, layer in enumerate(layers) if _is_trained(layer))
         self.depth = next(trained, len(layers))
@@ -64,7 +61,7 @@ class LowerStates:
         self._outputs = 0  # of a layer that returns a tuple: how many
         self._is_checked = False
 
-    def read(self, model: "PreTrainedModel", ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
+    def read(self, model: PreTrainedModel, ids_BT: Tensor, real_BT: Tensor, plan: ResolvedPlan | None) -> Tensor:
         """Return what ``hidden_states`` returns ``(B, T, D)``, with gradients of the trained layers."""
         below_BTD = self._below(model, ids_BT, real_BT)
         with self._in_place_of_layers(model, below_BTD):
@@ -81,7 +78,7 @@ class LowerStates:
         return hidden_BTD
 
     @torch.no_grad()
-    def _below(self, model: "PreTrainedModel", ids_BT: Tensor, real_BT: Tensor) -> Tensor:
+    def _below(self, model: PreTrainedModel, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
         """Return the states ``(B, T, D)``, of the cache where all texts are in it; padding is arbitrary."""
         tokens = [ids_T[real_T].cpu() for ids_T, real_T in zip(ids_BT, real_BT, strict=True)]
         keys = [row_T.numpy().tobytes() for row_T in tokens]
@@ -100,7 +97,7 @@ class LowerStates:
         below_BTD[real_BT.cpu()] = torch.cat([own_TD for own_TD in states if own_TD is not None])
         return below_BTD.to(ids_BT.device)
 
-    def _computed(self, model: "PreTrainedModel", ids_BT: Tensor, real_BT: Tensor) -> Tensor:
+    def _computed(self, model: PreTrainedModel, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
         """Return the states ``(B, T, D)`` of texts that are not in the cache."""
         made: list[Any] = []
 
@@ -118,7 +115,7 @@ class LowerStates:
         return states_BTD
 
     @contextmanager
-    def _in_place_of_layers(self, model: "PreTrainedModel", below_BTD: Tensor) -> Iterator[None]:
+    def _in_place_of_layers(self, model: PreTrainedModel, below_BTD: Tensor) -> Iterator[None]:
         """Let the lower layers return ``below_BTD`` instead of computing."""
 
         def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -185,16 +182,12 @@ def _cut(tensor: Tensor, width: int, longest: int) -> Tensor:
     return tensor[:, :longest] if tensor.ndim > 1 and tensor.shape[1] == width else tensor
 
 
-def may_split_passes(model: "PreTrainedModel") -> bool:
+def may_split_passes(model: PreTrainedModel) -> bool:
     """Tell whether processes may read their texts in different numbers of passes.
 
     Where FSDP has cut the weights, every pass puts them together, and all processes have to take part in it.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
-    return not any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in model.modules())
+    return not is_sharded(model)
 
 
 # What an attention module calls the dropout of its probabilities.
@@ -206,7 +199,7 @@ class VectorEncoder(nn.Module):
 
     def __init__(
         self,
-        runtime: "EncoderRuntime",
+        runtime: EncoderRuntime,
         *,
         projection: int | None = None,
         dropout: float | None = None,
@@ -227,7 +220,7 @@ class VectorEncoder(nn.Module):
                 "model.lora.dropout"
             )
 
-    def forward(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def forward(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the vectors ``(B, D)``, as ``encode`` makes them, not normalised."""
 
         def read(texts: Batch) -> Tensor:
@@ -236,7 +229,7 @@ class VectorEncoder(nn.Module):
         texts = {name: part[name] for name in ("input_ids", "real", "pooled")}
         return read_by_length(read, texts) if may_split_passes(model) else read(texts)
 
-    def states(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def states(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, all texts in one pass."""
         read = hidden_states if self.below is None else self.below.read
         return read(model, part["input_ids"], part["real"], self.plan)
@@ -252,7 +245,7 @@ class VectorEncoder(nn.Module):
         return vectors_BD
 
     @contextmanager
-    def during(self, model: "PreTrainedModel") -> Iterator[None]:
+    def during(self, model: PreTrainedModel) -> Iterator[None]:
         """Set the dropout of the attention probabilities until the block ends, forward and backward."""
         places = [] if self.dropout is None else dropout_settings(model)
         before = [getattr(module, name) for module, name in places]
@@ -265,7 +258,7 @@ class VectorEncoder(nn.Module):
                 setattr(module, name, rate)
 
 
-def dropout_settings(model: "PreTrainedModel") -> list[tuple[nn.Module, str]]:
+def dropout_settings(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
     """Return where the dropout of the attention probabilities is kept: the modules and the name of the number."""
     places: list[tuple[nn.Module, str]] = []
     for module in model.modules():
@@ -287,7 +280,7 @@ class DistillEncoder(VectorEncoder):
 
     def __init__(
         self,
-        runtime: "EncoderRuntime",
+        runtime: EncoderRuntime,
         head: "ProjectionHead",
         dimensions: int,
         layers: Sequence[int] = (),
@@ -301,7 +294,7 @@ class DistillEncoder(VectorEncoder):
         width = runtime.state_width
         self.further = nn.ModuleList([nn.Linear(width, dimensions, bias=False) for _ in self.layers])
 
-    def states(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def states(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, side by side with those of further layers ``(B, T, L D)``."""
         if not self.layers:
             return super().states(model, part)

@@ -13,24 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.training.corpus.texts import existing
 from gerund.training.corpus.tokenizer import InputFormatter
+from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.sections import ObjectiveConfig, TextConfig
 from gerund.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from gerund.training.losses.vectors import VectorEncoder
-    from gerund.training.trainable_model import TrainableModel
+from gerund.training.trainable_model import TrainableModel
 
 Batch = dict[str, Tensor]
 """Everything of a batch, by name; every tensor has one row per text."""
@@ -45,7 +42,7 @@ class Batches(ABC):
     ``texts`` is where they come from, by number; None for those that are not read one by one.
     """
 
-    texts: Any = None
+    texts: Any
 
     @abstractmethod
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
@@ -87,16 +84,16 @@ class TokenLosses(Losses):
         """Return for each loss what its sum over ``batch`` is divided by: as a rule the tokens that it sums over."""
 
     @abstractmethod
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return each loss summed over its tokens, a scalar in float32."""
 
 
 class PairLosses(Losses):
     """A loss that compares the texts of a batch with each other, by the vectors of ``heads``."""
 
-    heads: "VectorEncoder"
+    heads: VectorEncoder
 
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def __call__(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the vectors ``(B, D)`` of the texts in ``part``, as ``heads`` makes them, not normalised."""
         vectors_BD: Tensor = self.heads(model, part)
         return vectors_BD
@@ -118,7 +115,7 @@ class JointLosses(PairLosses):
         """Return for each loss over tokens how many of ``batch`` it sums; none where there is no such loss."""
 
     @abstractmethod
-    def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def joint(self, model: PreTrainedModel, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the vectors ``(B, D)`` of the texts in ``part``, and each loss summed over its tokens."""
 
 
@@ -136,6 +133,11 @@ class Objective:
     """By name, validation texts and how many batches of them."""
     validated_by_source: bool = False
     """Whether the names of ``validation`` are sources, under which the one loss is reported."""
+    report: Callable[[], dict[str, Any]] = dict
+    """Returns what ``training.json`` has about it in addition to its losses."""
+    extra_files: Callable[[], list[Callable[[Path], None]]] = list
+    """Returns functions that each write a file of its own into the folder of the model. Weights are taken as they are
+    now. Every process calls this, because weights may be in shards; only the first one calls what it returns."""
 
     @property
     def config(self) -> ObjectiveConfig:
@@ -149,18 +151,6 @@ class Objective:
     def is_active(self, step: int) -> bool:
         """Whether any of its losses has a weight above 0."""
         return any(self.weights(step).values())
-
-    def report(self) -> dict[str, Any]:
-        """Return what ``training.json`` has about it in addition to its losses."""
-        return {}
-
-    def extra_files(self) -> Iterator[Callable[[Path], None]]:
-        """Yield functions that each write a file of its own into the folder of the model.
-
-        Weights are taken as they are now. Every process calls this, because weights may be in shards; only the first
-        one calls what it yields.
-        """
-        yield from ()
 
 
 class TextSource(Protocol):
@@ -191,7 +181,7 @@ class Context:
     """What every objective is prepared with."""
 
     recipe: Recipe
-    model: "TrainableModel"
+    model: TrainableModel
     source: TextSource  # what gives texts
     resuming: bool = False  # whether a run continues from a checkpoint, by the same recipe and on the same texts
 
@@ -261,7 +251,7 @@ class Context:
 
 
 def prepare_objectives(
-    recipe: Recipe, model: "TrainableModel", source: TextSource, *, resuming: bool = False
+    recipe: Recipe, model: TrainableModel, source: TextSource, *, resuming: bool = False
 ) -> list[Objective]:
     """Return the recipe's objectives, ready to be trained; first those that share a pass."""
     # What never has a weight needs no texts.
@@ -281,7 +271,6 @@ def prepare_objectives(
 
 
 def _prepared(context: Context, configs: tuple[ObjectiveConfig, ...]) -> Objective:
-    """Import an objective's work and run it."""
     module, _, name = configs[0].work.rpartition(".")
     objective: Objective = getattr(import_module(module), name)(context, *configs)
     return objective

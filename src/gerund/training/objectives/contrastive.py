@@ -20,21 +20,24 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
 
 from gerund.entry import load
 from gerund.errors import ConfigError, DataError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.infill import BLANK
 from gerund.inference.tokens import Tokens
+from gerund.language_model import LanguageModel
+from gerund.seq2seq_model import Seq2SeqModel
 from gerund.settings.sampling import Sampling
 from gerund.training.corpus.pairs import (
     Example,
@@ -61,12 +64,6 @@ from gerund.training.objectives.settings import (
     SupervisedConfig,
 )
 from gerund.training.processes import gather_numbers, gather_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from gerund.language_model import LanguageModel
-    from gerund.seq2seq_model import Seq2SeqModel
 
 
 def prepare_examples(context: Context, config: SupervisedConfig) -> Objective:
@@ -153,24 +150,19 @@ class TextGroup:
         return characters
 
 
+@dataclass(eq=False)
 class ExampleBatches(Batches):
     """Examples in a shuffled order, with formatters for queries and for positives and negatives.
 
     ``by_instruction`` has what formats the queries of each instruction, instead of ``queries``; it may be empty.
     """
 
-    def __init__(
-        self,
-        examples: Examples | SameTaskExamples,
-        queries: InputFormatter,
-        documents: InputFormatter,
-        group: TextGroup,
-        *,
-        length: int,
-    ) -> None:
-        self.texts, self.queries, self.documents = examples, queries, documents
-        self.group, self.length = group, length
-        self.by_instruction: dict[str, InputFormatter] = {}
+    texts: Examples | SameTaskExamples
+    queries: InputFormatter
+    documents: InputFormatter
+    group: TextGroup
+    length: int
+    by_instruction: dict[str, InputFormatter] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -199,11 +191,13 @@ class ExampleBatches(Batches):
         return {name: self.group(texts) for name, texts in groups.items() if texts}
 
 
+@dataclass(eq=False)
 class SimcseBatches(Batches):
     """Every text twice."""
 
-    def __init__(self, texts: Texts, formatter: InputFormatter, group: TextGroup) -> None:
-        self.texts, self.formatter, self.group = texts, formatter, group
+    texts: Texts
+    formatter: InputFormatter
+    group: TextGroup
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` with the same texts; dropout makes them differ."""
@@ -374,22 +368,17 @@ def prepare_sscl(context: Context, config: SsclConfig) -> Objective:
     return context.text_objective(config.kind, config, batches, losses, overhead=formatter.overhead)
 
 
+@dataclass(eq=False)
 class AlteredBatches(Batches):
     """Every text with an altered copy of it."""
 
-    def __init__(
-        self,
-        texts: Texts,
-        formatter: InputFormatter,
-        group: TextGroup,
-        *,
-        tokenizer: "PreTrainedTokenizerBase",
-        config: SsclConfig,
-        seed: int,
-        rewriter: "Rewriter | None" = None,
-    ) -> None:
-        self.texts, self.formatter, self.group = texts, formatter, group
-        self.tokenizer, self.config, self.seed, self.rewriter = tokenizer, config, seed, rewriter
+    texts: Texts
+    formatter: InputFormatter
+    group: TextGroup
+    tokenizer: PreTrainedTokenizerBase
+    config: SsclConfig
+    seed: int
+    rewriter: "Rewriter | None" = None
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive``."""
@@ -438,7 +427,7 @@ class Rewriter:
                     file.write(json.dumps({"query": text, "positive": self._known[text]}) + "\n")
         return self._known[text]
 
-    def _rewritten(self, lm: "LanguageModel | Seq2SeqModel", text: str) -> str:
+    def _rewritten(self, lm: LanguageModel | Seq2SeqModel, text: str) -> str:
         # The text is the seed, so that it does not matter in which order texts are read.
         sampling = Sampling(temperature=1.0, top_p=0.9, seed=crc32(text.encode()))
         with warnings.catch_warnings():
@@ -451,7 +440,7 @@ class Rewriter:
                 versions = []
         return versions[0] if versions else text
 
-    def _opened(self) -> "LanguageModel | Seq2SeqModel":
+    def _opened(self) -> LanguageModel | Seq2SeqModel:
         if self._lm is not None:
             return self._lm
         self._lm = lm = load(self.base)

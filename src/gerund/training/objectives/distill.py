@@ -8,7 +8,7 @@ views of which texts of a batch are similar (Fang et al. 2021, SEED). Further la
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gerund.data.corpus import clean_text, read_documents
+from gerund.entry import load
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
 from gerund.jobs.files import atomic_folder
@@ -200,8 +201,6 @@ def _all_texts(recipe: Recipe, config: DistillConfig) -> Iterator[str]:
 
 def _open_words(model: str, space: str, *, is_new: bool) -> tuple[ProjectionHead, Any]:
     """Return the head and the tokenizer of a model whose words have vectors in the teacher's space."""
-    from gerund.entry import load
-
     if not is_new:
         raise ConfigError("distill.words_of is for a new head, and the base has one; leave it out")
     lm = load(model, device="cpu")
@@ -211,17 +210,14 @@ def _open_words(model: str, space: str, *, is_new: bool) -> tuple[ProjectionHead
     return head, lm.tokenizer
 
 
+@dataclass(eq=False)
 class DistillBatches(Batches):
     """Texts of the sources with their teacher's vectors, by the number of the text and not of the row."""
 
-    def __init__(
-        self,
-        texts: Any,
-        formatter: InputFormatter,
-        group: TextGroup,
-        vectors: TeacherVectors | RandomVectors | KnownVectors,
-    ) -> None:
-        self.texts, self.formatter, self.group, self.vectors = texts, formatter, group, vectors
+    texts: Any
+    formatter: InputFormatter
+    group: TextGroup
+    vectors: TeacherVectors | RandomVectors | KnownVectors
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the group ``query`` with the teacher's vectors ``teacher`` (B, E)."""

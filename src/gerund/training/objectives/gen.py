@@ -10,10 +10,11 @@ state, E of a vector, V tokens of the vocabulary.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from gerund.errors import DataError
 from gerund.models.heads import AnswerTokens, ProjectionHead, embedding_width
@@ -45,9 +46,6 @@ from gerund.training.objectives.base import (
 )
 from gerund.training.objectives.settings import GenConfig
 from gerund.training.run_folder import announce
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 RECONSTRUCTION, ALIGNMENT = "reconstruction", "alignment"
 # Rows of the table of embeddings that tell how large embeddings are.
@@ -98,7 +96,7 @@ def prepare(context: Context, config: GenConfig) -> Objective:
     return Objective(config.kind, training, losses, configs, factors, validation)
 
 
-def begin(answers: AnswerTokens, model: "PreTrainedModel", seed: int) -> AnswerTokens:
+def begin(answers: AnswerTokens, model: PreTrainedModel, seed: int) -> AnswerTokens:
     """Give new answer tokens the embeddings of ordinary tokens, and their map the size of what it makes."""
     generator = torch.Generator().manual_seed(seed)
     embed: Any = model.get_input_embeddings()
@@ -221,7 +219,7 @@ class GenLosses(TokenLosses):
         """Return how many tokens the answers have, and how many texts there are."""
         return {RECONSTRUCTION: int(batch["answer_real"].sum()), ALIGNMENT: len(batch["teacher"])}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return the summed losses; those of weight 0 are left out."""
         model.eval()  # it answers without dropout, and is not trained
         answers: Any = self.heads["answers"]
@@ -240,7 +238,7 @@ class GenLosses(TokenLosses):
         return loss + self.config.cosine * cosine_loss(vectors_BE, teacher_BE) if self.config.cosine else loss
 
 
-def reconstruction(model: "PreTrainedModel", opening_BKD: Tensor, batch: Batch) -> Tensor:
+def reconstruction(model: PreTrainedModel, opening_BKD: Tensor, batch: Batch) -> Tensor:
     """Return the summed cross entropy of answers that the model reads after embeddings ``(B, K, D)``."""
     read_BAD = model.get_input_embeddings()(batch["answer"][:, :-1]).to(opening_BKD)
     hidden_BTW = model.base_model(

@@ -7,9 +7,10 @@ hidden. A decoder-only model has the contrastive loss alone: its language modell
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
@@ -24,9 +25,6 @@ from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
 from gerund.training.objectives.language_modelling import Corruption, with_targets, written_tokens
 from gerund.training.objectives.sections import ObjectiveConfig
 from gerund.training.objectives.settings import GurConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TITLE_PROMPT = "document2title: "  # before a text whose title is to be written (GUR, section IV-A)
 
@@ -92,7 +90,6 @@ def _titles(context: Context, config: GurConfig, pairs: Sequence[MinedPair], see
 
 
 def _pairs(context: Context, config: GurConfig) -> list[MinedPair]:
-    """Return the pairs that weigh enough."""
     files = config.pairs
     columns = {"query": files.query, "positive": files.positive, "opening": files.opening, "weight": files.weight}
     pairs = read_pairs(context.files(files.files), **columns)
@@ -134,26 +131,21 @@ class Titles:
         return int(self.fraction * pairs + 1e-9)
 
 
+@dataclass(eq=False)
 class GurBatches(Batches):
     """Pairs in a shuffled order, ``batch_size`` per step; ``seed`` determines crops and spans.
 
     Without a ``corruption`` whole texts are read; ``writes`` says whether the decoder generates what is hidden.
     """
 
-    def __init__(
-        self,
-        buckets: Buckets,
-        batch_size: int,
-        formatter: InputFormatter,
-        group: TextGroup,
-        *,
-        seed: int,
-        corruption: Corruption | None = None,
-        writes: bool = False,
-        titles: Titles | None = None,
-    ) -> None:
-        self.texts, self.batch_size, self.formatter, self.group = buckets, batch_size, formatter, group
-        self.seed, self.corruption, self.writes, self.titles = seed, corruption, writes, titles
+    texts: Buckets
+    batch_size: int
+    formatter: InputFormatter
+    group: TextGroup
+    seed: int
+    corruption: Corruption | None = None
+    writes: bool = False
+    titles: Titles | None = None
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` and, with the task of titles, ``title``."""
@@ -226,13 +218,13 @@ class GurLosses(ContrastiveLosses, JointLosses):
             return {}
         return {"lm": sum(map(written_tokens, batch.values()))}
 
-    def __call__(self, model: "PreTrainedModel", part: Batch) -> Tensor:
+    def __call__(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the vectors ``(B, D)``, in one pass where ``joint`` reads the same texts under the same dropout."""
         if "labels" not in part:
             return super().__call__(model, part)
         return self.heads.vectors(self.heads.states(model, part), part)
 
-    def joint(self, model: "PreTrainedModel", part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def joint(self, model: PreTrainedModel, part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the vectors ``(B, D)`` and, where something is to be written, the decoder's summed loss."""
         hidden_BTD = self.heads.states(model, part)
         vectors_BD = self.heads.vectors(hidden_BTD, part)

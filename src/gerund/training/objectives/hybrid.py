@@ -8,12 +8,13 @@ Where only one of the two is trained, the other's corruption is left out: withou
 bidirectional (LLM2Vec's MNTP), without masked tokens the context is intact.
 """
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gerund.attention.bound_plan import BoundPlan
 from gerund.data.masking import mask_tokens, sample_spans
@@ -34,9 +35,6 @@ from gerund.training.objectives.base import (
 )
 from gerund.training.objectives.sections import ObjectiveConfig
 from gerund.training.objectives.settings import MntpConfig, MsgConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def prepare(context: Context, *configs: MntpConfig | MsgConfig) -> Objective:
@@ -69,23 +67,18 @@ def prepare(context: Context, *configs: MntpConfig | MsgConfig) -> Objective:
     )
 
 
+@dataclass(eq=False)
 class HybridBatches(Batches):
     """Corrupted views of texts: ``mntp`` masks tokens, replacing some by others of ``random_ids``, ``msg`` spans."""
 
-    def __init__(
-        self,
-        texts: Texts,
-        formatter: InputFormatter,
-        *,
-        mntp: MntpConfig | None,
-        msg: MsgConfig | None,
-        mask_id: int,
-        random_ids: np.ndarray,
-        pad: int,
-        seed: int,
-    ) -> None:
-        self.texts, self.formatter, self.mntp, self.msg = texts, formatter, mntp, msg
-        self.mask_id, self.random_ids, self.pad, self.seed = mask_id, random_ids, pad, seed
+    texts: Texts
+    formatter: InputFormatter
+    mntp: MntpConfig | None
+    msg: MsgConfig | None
+    mask_id: int
+    random_ids: np.ndarray
+    pad: int
+    seed: int
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return ``input_ids`` (corrupted), ``real``, ``labels`` (the text), ``selected`` and ``span``, all (B, T)."""
@@ -164,7 +157,7 @@ class HybridLosses(TokenLosses):
         paper = {"mntp": int(batch["real"].sum()), "msg": len(batch["real"])}
         return {name: (paper if name in self.by_paper else predicted)[name] for name in self.names}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropies; MAGNET, equations 2 and 4 without their constant divisors."""
         span_BT = batch["span"] if self.has_spans else None
         bound = BoundPlan(self.plan, batch["real"], span_BT)

@@ -7,12 +7,13 @@ Shapes: B texts, T tokens of the encoder, L tokens of the decoder, D numbers of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gerund.data.masking import SpanLengths, sample_corrupted_spans
 from gerund.errors import ConfigError
@@ -34,9 +35,6 @@ from gerund.training.objectives.base import (
 )
 from gerund.training.objectives.settings import CausalConfig, GurConfig, SpanConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def prepare_causal(context: Context, config: CausalConfig) -> Objective:
     """Return packed blocks and their cross-entropy; it is validated on each source by itself."""
@@ -51,46 +49,38 @@ def prepare_causal(context: Context, config: CausalConfig) -> Objective:
         name: (BlockBatches(spread, None, **options), context.validation_batches(config, len(spread)))
         for name, spread in source.validation_blocks(config.sources, config.length, config.batch_size).items()
     }
-    return CausalObjective(
+    names = [item.name for item in recipe.data.sources if not config.sources or item.name in config.sources]
+    batches = BlockBatches(blocks, long, **options)
+
+    def report() -> dict[str, Any]:
+        epochs = zip(names, batches.epochs(), strict=True)
+        return {"epochs": {name: round(value, 3) for name, value in epochs}}
+
+    return Objective(
         config.kind,
-        BlockBatches(blocks, long, **options),
+        batches,
         CausalLosses(compiled=recipe.compile),
         {config.kind: config},
         validation=validation,
         validated_by_source=True,
-        names=[item.name for item in recipe.data.sources if not config.sources or item.name in config.sources],
+        report=report,
     )
 
 
-@dataclass
-class CausalObjective(Objective):
-    """Language modelling that is ready to be trained."""
-
-    names: list[str] = field(default_factory=list)  # the sources that are read
-
-    def report(self) -> dict[str, Any]:
-        """Return how often each source is read."""
-        epochs = zip(self.names, cast("BlockBatches", self.batches).epochs(), strict=True)
-        return {"epochs": {name: round(value, 3) for name, value in epochs}}
-
-
+@dataclass(eq=False)
 class BlockBatches(Batches):
     """Packed blocks, ``rows`` per step; from step ``decay_from`` on other, longer ones with as many tokens per step.
 
     ``steps`` of the whole training say how often the sources are read.
     """
 
-    def __init__(
-        self,
-        blocks: PackedBlocks | SpreadBlocks,
-        long_blocks: PackedBlocks | None,
-        *,
-        decay_from: int,
-        steps: int,
-        rows: int,
-    ) -> None:
-        self.blocks, self.long_blocks, self.decay_from = blocks, long_blocks, decay_from
-        self.steps, self.rows = steps, rows
+    texts = None
+
+    blocks: PackedBlocks | SpreadBlocks
+    long_blocks: PackedBlocks | None
+    decay_from: int
+    steps: int
+    rows: int
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return ``input_ids (count, length)``; in the decay as many tokens in rows of another length."""
@@ -130,7 +120,7 @@ class CausalLosses(TokenLosses):
         rows, length = batch["input_ids"].shape
         return {"causal": rows * (length - 1)}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy."""
         return {"causal": self._loss(model, batch["input_ids"])}
 
@@ -220,7 +210,7 @@ class SpanLosses(TokenLosses):
         """Return over how many tokens it is summed."""
         return {"span_corruption": written_tokens(batch)}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return the loss, summed over the tokens of the targets."""
         hidden_BTD = hidden_states(model, batch["input_ids"], batch["real"], None)
         return {"span_corruption": decoder_loss(model, hidden_BTD, batch["real"], batch["labels"])}

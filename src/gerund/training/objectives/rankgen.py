@@ -5,12 +5,12 @@ as well.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.base import VALIDATION_SEED, Batch, Batches, Context, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, TextGroup
+from gerund.training.objectives.sections import ObjectiveConfig
 from gerund.training.objectives.settings import RankgenConfig
 from gerund.training.sharding import copy_of
 
@@ -55,7 +56,21 @@ def prepare(context: Context, config: RankgenConfig) -> Objective:
         with torch.no_grad():
             # The states' own directions to begin with, and products of about the square root of the width.
             losses.projection.weight.copy_(torch.eye(width) * width**-0.25)
-    return RankgenObjective(config.kind, batches, losses, {config.kind: config}, validation=validation)
+
+    def extra_files() -> list[Callable[[Path], None]]:
+        projection = losses.projection
+        weight = copy_of(projection.weight).numpy() if isinstance(projection, nn.Linear) else None
+        settings = ScorerConfig(
+            prefix=config.prefix_marker,
+            continuation=config.continuation_marker,
+            prefix_tokens=config.length - batches.prefixes.overhead,
+            continuation_tokens=config.continuation_length - batches.continuations.overhead,
+            similarity=config.similarity,
+        )
+        return [lambda folder: write_scorer(folder, settings, weight)]
+
+    configs: dict[str, ObjectiveConfig] = {config.kind: config}
+    return Objective(config.kind, batches, losses, configs, validation=validation, extra_files=extra_files)
 
 
 def _batches(context: Context, config: RankgenConfig, paths: list[Path], seed: int) -> "PassageBatches":
@@ -192,42 +207,19 @@ class Passages:
         ]
 
 
-class RankgenObjective(Objective):
-    """A scorer of continuations that is ready to be trained."""
-
-    def extra_files(self) -> Iterator[Callable[[Path], None]]:
-        """Yield what writes the scorer beside the model."""
-        config, batches = cast("RankgenConfig", self.config), cast("PassageBatches", self.batches)
-        projection = cast("ContrastiveLosses", self.losses).projection
-        weight = copy_of(projection.weight).numpy() if isinstance(projection, nn.Linear) else None
-        settings = ScorerConfig(
-            prefix=config.prefix_marker,
-            continuation=config.continuation_marker,
-            prefix_tokens=config.length - batches.prefixes.overhead,
-            continuation_tokens=config.continuation_length - batches.continuations.overhead,
-            similarity=config.similarity,
-        )
-        yield lambda folder: write_scorer(folder, settings, weight)
-
-
+@dataclass(eq=False)
 class PassageBatches(Batches):
     """Passages in the order of :class:`Passages`, with formatters for prefixes and for continuations and negatives.
 
     ``lengths`` are those of the longest prefix and continuation in tokens, special ones and marker included.
     """
 
-    def __init__(
-        self,
-        passages: Passages,
-        prefixes: InputFormatter,
-        continuations: InputFormatter,
-        group: TextGroup,
-        *,
-        lengths: tuple[int, int],
-        with_negatives: bool,
-    ) -> None:
-        self.texts, self.prefixes, self.continuations = passages, prefixes, continuations
-        self.group, self.lengths, self.with_negatives = group, lengths, with_negatives
+    texts: Passages
+    prefixes: InputFormatter
+    continuations: InputFormatter
+    group: TextGroup
+    lengths: tuple[int, int]
+    with_negatives: bool
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return the groups ``query``, ``positive`` and, where passages bring any, ``negative``.

@@ -22,7 +22,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -313,7 +313,14 @@ def prepare_late(context: Context, config: LateObjectiveConfig) -> Objective:
     encoder = TokenVectorEncoder(context.model.runtime, config.dimensions, config.length)
     shuffled = ShuffledLists(lists, config.candidates, seed=context.seed(config))
     batches = ListBatches(shuffled, formatters, TextGroup.of(context), config)
-    return LateObjective(config.kind, batches, LateLosses(encoder, config), {config.kind: config})
+
+    def extra_files() -> list[Callable[[Path], None]]:
+        [projection_ED] = (copy_of(part).numpy() for part in encoder.projection.parameters())
+        settings = LateConfig(config.query_marker, config.document_marker, counts=config.counts)
+        return [LateHead(settings, projection_ED).save]
+
+    losses = LateLosses(encoder, config)
+    return Objective(config.kind, batches, losses, {config.kind: config}, extra_files=extra_files)
 
 
 class ListBatches(Batches):
@@ -420,18 +427,6 @@ def divergence(scores_QC: Tensor, teacher_QC: Tensor, temperature: float) -> Ten
     return functional.kl_div(scores_QC.log_softmax(1), expected_QC, reduction="batchmean")
 
 
-class LateObjective(Objective):
-    """Token vectors that are ready to be trained."""
-
-    def extra_files(self) -> Iterator[Callable[[Path], None]]:
-        """Yield what writes the projection beside the model."""
-        config, losses = cast("LateObjectiveConfig", self.config), cast("LateLosses", self.losses)
-        [projection_ED] = (copy_of(part).numpy() for part in losses.heads.projection.parameters())
-        yield LateHead(
-            LateConfig(config.query_marker, config.document_marker, counts=config.counts), projection_ED
-        ).save
-
-
 # The document last, so that it is what loses its end where both are too long.
 _PIECES = ("Query: {query}\n\nDocument: {document}", "\n\nRelevance:")
 
@@ -448,8 +443,13 @@ def prepare_pointwise(context: Context, config: PointwiseConfig) -> Objective:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     batches = PairBatches(ShuffledLists(lists, config.candidates, seed=context.seed(config)), reads, model.pad)
-    losses = PointwiseLosses(encoder, config, settings)
-    return PointwiseObjective(config.kind, batches, losses, {config.kind: config})
+
+    def extra_files() -> list[Callable[[Path], None]]:
+        tensors = [copy_of(part) for part in layer.parameters()]
+        return [lambda folder: write_reranker(folder, settings), lambda folder: ScoreLayer(*tensors).save(folder)]
+
+    losses = PointwiseLosses(encoder, config)
+    return Objective(config.kind, batches, losses, {config.kind: config}, extra_files=extra_files)
 
 
 def _pieces(tokenizer: Any) -> tuple[str, ...]:
@@ -506,8 +506,8 @@ class PairBatches(Batches):
 class PointwiseLosses(PairLosses):
     """The divergence of the scores from the teacher's."""
 
-    def __init__(self, encoder: VectorEncoder, config: PointwiseConfig, settings: RerankerConfig) -> None:
-        self.heads, self.config, self.settings = encoder, config, settings
+    def __init__(self, encoder: VectorEncoder, config: PointwiseConfig) -> None:
+        self.heads, self.config = encoder, config
 
     def compare(self, vectors_ND: Tensor, batch: Mapping[str, Batch], *, gather: bool) -> tuple[Tensor, int]:
         """Return the mean loss of the lists, and in how many the teacher's best document has the highest score."""
@@ -518,18 +518,3 @@ class PointwiseLosses(PairLosses):
         scores_QC = torch.cat([scores_N[:lists, None], scores_N[lists:].unflatten(0, (lists, -1))], dim=1)
         loss = divergence(scores_QC, teacher_QC, self.config.teacher_temperature)
         return loss, int((scores_QC[:, :1] > scores_QC[:, 1:]).all(1).sum())
-
-
-class PointwiseObjective(Objective):
-    """A reranker that is ready to be trained."""
-
-    def extra_files(self) -> Iterator[Callable[[Path], None]]:
-        """Yield what writes the reranker's settings and layer beside the model."""
-        losses: Any = self.losses
-        tensors = [copy_of(part) for part in losses.heads.projection.parameters()]
-
-        def write(folder: Path) -> None:
-            write_reranker(folder, losses.settings)
-            ScoreLayer(*tensors).save(folder)
-
-        yield write

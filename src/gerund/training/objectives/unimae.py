@@ -5,12 +5,14 @@ next token (MAR). The state of the end token, with what a one-layer decoder sees
 give the text back (MRC). The decoder serves the training only.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
 from gerund.data.masking import corrupt
 from gerund.errors import ConfigError
@@ -29,9 +31,6 @@ from gerund.training.objectives.base import (
     text_batch,
 )
 from gerund.training.objectives.settings import UnimaeConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _FEED_FORWARD = 4
 
@@ -57,14 +56,16 @@ def prepare(context: Context, config: UnimaeConfig) -> Objective:
     )
 
 
+@dataclass(eq=False)
 class UnimaeBatches(Batches):
     """Corrupted texts that end with the end token, which ``formatter`` appends; ``seed`` determines both masks."""
 
-    def __init__(
-        self, texts: Texts, formatter: InputFormatter, config: UnimaeConfig, *, mask_id: int, pad: int, seed: int
-    ) -> None:
-        self.texts, self.formatter, self.config = texts, formatter, config
-        self.mask_id, self.pad, self.seed = mask_id, pad, seed
+    texts: Texts
+    formatter: InputFormatter
+    config: UnimaeConfig
+    mask_id: int
+    pad: int
+    seed: int
 
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return a batch.
@@ -128,7 +129,7 @@ class UnimaeLosses(TokenLosses):
         """Return how many tokens are predicted; a text's first token has no predecessor where nothing begins it."""
         return {"mar": int(batch["inside"][:, 1:].sum()), "mrc": int(batch["text_real"].sum())}
 
-    def __call__(self, model: "PreTrainedModel", batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, model: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropies."""
         # Padding stands on the right, where causal attention does not look.
         hidden_BTD = model.base_model(input_ids=batch["input_ids"], use_cache=False).last_hidden_state
