@@ -7,7 +7,7 @@ import pytest
 
 import gerund
 from gerund.errors import ConfigError, DataError
-from gerund.models.vectors import WEIGHTS_FILE, compared, fit
+from gerund.models.vectors import WEIGHTS_FILE, compared, compared_in_pairs, fit
 from tests.tiny import save_tiny_t5
 
 WORDS = ["cat", "dog", "house", "rain", "thin", "her", "and", "the", "other", "a"]
@@ -178,3 +178,10 @@ def test_a_file_of_texts_fits_it_at_load(tiny_folder, tmp_path) -> None:
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(DataError, match="holds no text"):
         gerund.load(tiny_folder, transform="whitening", sample=path)
+
+
+def test_cosines_of_pairs():
+    left, right = np.random.default_rng(0).standard_normal((2, 5, 3))
+    right[4] = 0
+    expected = [a @ b / np.linalg.norm(a) / (np.linalg.norm(b) or 1) for a, b in zip(left, right, strict=True)]
+    np.testing.assert_allclose(compared_in_pairs(left, right, "cosine"), expected)

@@ -16,12 +16,20 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gerund.data.corpus import CLEANERS, BadDocument, clean_text, part_of, read_documents
-from gerund.data.passages import Passage, Sentence, cut_to_words, other_stretches, sample_passages, split_sentences
+from gerund.data.passages import (
+    Passage,
+    Sentence,
+    Stretch,
+    cut_to_words,
+    other_stretches,
+    sample_passages,
+    split_sentences,
+)
 from gerund.errors import ConfigError, DataError, OutputExistsError, unknown_name
 from gerund.inference.generate.generation import continuations_of_length
 from gerund.jobs.checkpoints import InputFiles, Manifest, resume_hint
@@ -40,17 +48,6 @@ CHUNK = 256
 ROOM = 2**28
 
 
-class HasText(Protocol):
-    """Anything with a text, without the space that would begin it after a prefix."""
-
-    @property
-    def text(self) -> str:
-        """The text."""
-
-
-AnyText = TypeVar("AnyText", bound=HasText)
-
-
 class Hardest:
     """Finds the passages that a scorer ranks highest, ``chunk`` per batch, without holding them all.
 
@@ -62,11 +59,11 @@ class Hardest:
         self.scorer, self.chunk, self.room = scorer, chunk, room
         self._cache: OrderedDict[str, np.ndarray] = OrderedDict()
 
-    def of(self, prefix: str, passages: Iterable[AnyText], count: int) -> list[AnyText]:
+    def of(self, prefix: str, passages: Iterable[Stretch], count: int) -> list[Stretch]:
         """Return the ``count`` passages with the highest scores after a prefix, best first; ties keep their order."""
         rest = iter(passages)
         scores_of = self._scorer_after(prefix)
-        best: list[tuple[float, int, AnyText]] = []
+        best: list[tuple[float, int, Stretch]] = []
         seen = 0
         while chunk := list(islice(rest, self.chunk)):
             scores = scores_of([f" {passage.text}" for passage in chunk])

@@ -19,6 +19,7 @@ from gerund.evaluation.systems.search import BM25
 from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig, Task
 from gerund.jobs.files import write_atomic
+from gerund.models.vectors import compared_in_pairs
 from gerund.progress import counted
 from gerund.reporting.comparison import (
     NOTHING,
@@ -190,13 +191,13 @@ def _map_of(task: Task, data: LabelledTexts, models: Sequence[Encoder], config: 
 
 
 def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], config: EvaluationConfig) -> Picture:
-    from gerund.reporting.plots.embeddings import pair_cosines, separation, similarity_histograms
+    from gerund.reporting.plots.embeddings import separation, similarity_histograms
     from gerund.reporting.plots.style import picture
 
     prompt, show = task.prompt(config), config.show_progress
     cosines = {
-        system.label: pair_cosines(
-            system.encode(data.left, prompt=prompt, show=show), system.encode(data.right, prompt=prompt, show=show)
+        system.label: compared_in_pairs(
+            *(system.encode(side, prompt=prompt, show=show) for side in (data.left, data.right)), "cosine"
         )
         for system in models
     }

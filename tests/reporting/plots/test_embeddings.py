@@ -12,7 +12,6 @@ from gerund.reporting.plots.embeddings import (
     Tsne,
     embedding_map,
     embedding_maps,
-    pair_cosines,
     separation,
     similarity_histograms,
 )
@@ -208,13 +207,6 @@ def test_texts_that_differ_in_one_direction_only_are_drawn_on_a_line():
     vectors = np.linspace(1, 2, 8)[:, None] * [1.0, 0.0] + [0.0, 1.0]
     [axis] = embedding_map(vectors[:, :1] * [1.0] - 1.5, ["a"] * 4 + ["b"] * 4, title="", method="pca").axes
     assert all((points[:, 1] == 0).all() for points in drawn(axis).values())
-
-
-def test_cosines_of_pairs():
-    left, right = np.random.default_rng(0).standard_normal((2, 5, 3))
-    right[4] = 0
-    expected = [a @ b / np.linalg.norm(a) / (np.linalg.norm(b) or 1) for a, b in zip(left, right, strict=True)]
-    np.testing.assert_allclose(pair_cosines(left, right), expected)
 
 
 def test_separation_against_slow_counts():

@@ -193,18 +193,16 @@ def scored(questions: Sequence[Question], answers: Sequence[Answer], paragraphs:
         for question, answer in right
     ]
     metrics = {
-        "f1": _mean([token_f1(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]),
-        "exact_match": _mean(
-            [exact_match(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]
-        ),
-        "contains": _mean(
-            [contains(answer.text, question.answers) if answer.found else 0.0 for question, answer in right]
-        ),
+        name: _mean([measure(answer.text, question.answers) if answer.found else 0.0 for question, answer in right])
+        for name, measure in (("f1", token_f1), ("exact_match", exact_match), ("contains", contains))
+    } | {
         "citation_precision": _mean([sources.count(wanted) / len(sources) for wanted, sources in cited if sources]),
         "citation_recall": _mean([float(wanted in sources) for wanted, sources in cited]),
         "unanswerable": _mean([float(not answer.found) for answer in impossible]),
     }
-    notes = [f"{len(paragraphs)} paragraphs, answers: {_methods(answers)}"]
+    counts = {method: sum(answer.method == method for answer in answers) for method in METHODS}
+    methods = ", ".join(f"{count} {method}" for method, count in counts.items() if count)
+    notes = [f"{len(paragraphs)} paragraphs, answers: {methods}"]
     if not impossible:
         notes.append("there are no questions without an answer, so unanswerable is 0")
     if not right:
@@ -216,8 +214,3 @@ def scored(questions: Sequence[Question], answers: Sequence[Answer], paragraphs:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
-
-
-def _methods(answers: Sequence[Answer]) -> str:
-    counts = {method: sum(answer.method == method for answer in answers) for method in METHODS}
-    return ", ".join(f"{count} {method}" for method, count in counts.items() if count)

@@ -140,17 +140,6 @@ def embedding_maps(
     return figure
 
 
-def pair_cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the cosine of every row of ``left`` with that of ``right``, ``(n,)``; 0 where one is all zeros.
-
-    >>> pair_cosines(np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]])).round(3).tolist()
-    [0.707, 1.0]
-    """
-    lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-    cosines: np.ndarray = (left * right).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)
-    return cosines
-
-
 def separation(cosines: np.ndarray, ratings: Sequence[float]) -> Separation:
     """Return how far the least and the best rated pairs are apart: of two ratings each, of more the outer quarters."""
     groups = _groups(ratings, len(cosines))
@@ -173,7 +162,7 @@ def similarity_histograms(cosines: Mapping[str, np.ndarray], ratings: Sequence[f
     An encoder of use sets the colours apart; an anisotropic one has everything near 1.
 
     Args:
-        cosines: ``(n,)`` by the encoder's name; see ``pair_cosines``.
+        cosines: ``(n,)`` by the encoder's name; see ``gerund.models.vectors.compared_in_pairs``.
         ratings: n ratings. Two different ones are "not the same" and "the same"; more are cut into quarters.
         title: of the figure.
 
