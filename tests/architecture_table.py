@@ -22,6 +22,7 @@ ROWS = (
     ("jobs",),
     ("settings",),
     ("quantization", "gguf_file"),
+    ("gguf_architectures",),
     ("packed",),
     ("attention",),
     ("models",),

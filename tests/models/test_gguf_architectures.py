@@ -11,8 +11,9 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gerund.errors import ModelError
+from gerund.gguf_architectures import LAYOUTS
 from gerund.gguf_file import read_file
-from gerund.models.gguf_architectures import LAYOUTS, read_config, read_weights
+from gerund.models.gguf_model import read_config, read_weights
 from tests.models.gguf_writer import llama_cpp_logprobs, tensors, write_gguf
 from tests.tiny import CONFIGS, RECURRENT, byte_tokenizer
 

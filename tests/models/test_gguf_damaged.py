@@ -11,7 +11,7 @@ import gerund
 from gerund import gguf_file
 from gerund.errors import GerundError, ModelError
 from gerund.gguf_file import read_file
-from gerund.models.gguf_architectures import read_config
+from gerund.models.gguf_model import read_config
 from tests.models.gguf_writer import tensors, write_gguf
 from tests.models.test_gguf_architectures import CASES, TOKENIZER, built, opened
 

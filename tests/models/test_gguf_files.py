@@ -15,7 +15,7 @@ from gerund import gguf_file
 from gerund.errors import ModelError
 from gerund.gguf_file import GgufFile, read_file
 from gerund.models.encoder_settings import StoredSettings
-from gerund.models.gguf_architectures import read_config
+from gerund.models.gguf_model import read_config
 from gerund.models.gguf_tokenizer import read_tokenizer
 from gerund.models.saved_settings import encoder_settings
 from gerund.settings.encoder import EncoderConfig, GgufType

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gerund.gguf_file import read_file
-from gerund.models.gguf_architectures import read_config, read_weights
+from gerund.models.gguf_model import read_config, read_weights
 
 WIDTH, HEADS, KV_HEADS, HEAD, INNER, LAYERS, VOCABULARY = 64, 4, 2, 16, 96, 2, 50
 

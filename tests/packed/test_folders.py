@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gerund.errors import ConfigError, ModelError
-from gerund.packed.folder_shape import MODEL_TYPES
 from gerund.packed.network import PackedNetwork
+from gerund.packed.shape import MODEL_TYPES
 from tests.models.test_gguf_architectures import CASES, SMALL, built
 from tests.packed.test_architectures import IDS, PACKED
 

@@ -104,7 +104,7 @@ def _described(path: Path) -> tuple[int | None, str]:
 
 
 def _use_of(file: GgufFile) -> str:
-    from gerund.models.gguf_architectures import LAYOUTS
+    from gerund.gguf_architectures import LAYOUTS
     from gerund.models.saved_settings import encoder_settings
 
     if file.architecture not in LAYOUTS:

@@ -27,15 +27,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gerund.errors import ConfigError, ModelError, TextError
 from gerund.exporting import llama_cpp
 from gerund.exporting.shared import TEXTS, Export, read_written, require_installed, sample_tokens
+from gerund.gguf_architectures import LAYOUTS, Layout
 from gerund.gguf_file import read_file
 from gerund.inference.encode.batches import encode
 from gerund.inference.encode.runtime import EncoderRuntime, smallest_cosine
 from gerund.inference.generate.prompts import prompt_ids
 from gerund.models.adapters import merged_state
 from gerund.models.architectures import NoHead
-from gerund.models.gguf_architectures import LAYOUTS, Layout
+from gerund.models.gguf_model import pairs_from_halves
 from gerund.models.gguf_tokenizer import SPACE
-from gerund.models.gguf_weights import pairs_from_halves
 from gerund.models.origin import GENERATED, front_matter
 from gerund.models.saved_settings import POOLING_TYPES, encoder_settings
 from gerund.models.sentence_transformers_folder import prompt_settings

@@ -31,7 +31,7 @@ from gerund.attention.probe import refuse_unsound
 from gerund.checks import place
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.gguf_file import read_file
-from gerund.models import gguf_architectures
+from gerund.models import gguf_model
 from gerund.models.adapters import Adapters, merge_adapter, stacked
 from gerund.models.architectures import (
     NoHead,
@@ -208,7 +208,7 @@ def _read_gguf(
     """Load the model and the tokenizer in a GGUF file; its weights are unpacked."""
     model, tokenizer = read_skeleton(path, config)
     if weights:
-        gguf_architectures.read_weights(read_file(path), model, dtype or dtype_of(config) or torch.float32)
+        gguf_model.read_weights(read_file(path), model, dtype or dtype_of(config) or torch.float32)
         refuse_unsound(model, str(path))
     return model, tokenizer
 
@@ -248,7 +248,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def read_config(source: Source) -> PreTrainedConfig:
     """Read the config of a model."""
     if source.gguf is not None:
-        return gguf_architectures.read_config(read_file(source.gguf))
+        return gguf_model.read_config(read_file(source.gguf))
     what = source.unreadable
     options = source.hub_options
     data, _ = guarded(what, PreTrainedConfig.get_config_dict, source.where, **options)

@@ -18,20 +18,9 @@ import numpy as np
 
 from gerund.errors import ModelError
 from gerund.packed.safetensors_file import SafetensorsFile
-from gerund.packed.shape import NetworkShape
+from gerund.packed.shape import GROUPS, MODULES, NetworkShape
 
-GROUPS = {"qkv": ("query", "key", "value"), "output": ("output",), "gate_up": ("gate", "up"), "down": ("down",)}
-"""The matrices that share a product."""
-
-_MODULES = {
-    "self_attn.q_proj": "query",
-    "self_attn.k_proj": "key",
-    "self_attn.v_proj": "value",
-    "self_attn.o_proj": "output",
-    "mlp.gate_proj": "gate",
-    "mlp.up_proj": "up",
-    "mlp.down_proj": "down",
-}
+_MATRICES = {module: name for name, module in MODULES.items()}
 _NAME = re.compile(r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.(?:default\.)?weight")
 # Kinds of adapters that compute something else.
 _OTHERS = ("use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias", "layer_replication")
@@ -82,17 +71,17 @@ def read_adapter(folder: Path, shape: NetworkShape) -> Adapter:
     tensors = SafetensorsFile(folder / "adapter_model.safetensors")
     for name in tensors:
         match = _NAME.fullmatch(name)
-        if match is None or match[2] not in _MODULES or int(match[1]) >= shape.n_layers:
+        if match is None or match[2] not in _MATRICES or int(match[1]) >= shape.n_layers:
             raise ModelError(f"the adapter {folder} has {name}, which is not run packed; use runtime='torch'")
         pairs.setdefault((int(match[1]), match[2]), {})[match[3]] = tensors[name]
     scaled = {}
     for (layer, module), factors in pairs.items():
         first, second = factors.get("A"), factors.get("B")
-        rows, columns = shape.size_of(_MODULES[module])
+        rows, columns = shape.size_of(_MATRICES[module])
         if first is None or second is None or first.shape[1] != columns or second.shape[0] != rows:
             raise ModelError(f"the adapter {folder} does not fit the model: {module} of layer {layer}")
         scale = _scale(config, f"model.layers.{layer}.{module}", len(first))
-        scaled[_MODULES[module], layer] = (first.T, second.T * np.float32(scale))
+        scaled[_MATRICES[module], layer] = (first.T, second.T * np.float32(scale))
     return Adapter(_grouped(scaled, shape))
 
 
@@ -114,12 +103,11 @@ def _grouped(
             if not present:
                 continue
             width = sum(shape.size_of(name)[0] for name in names)
-            rows = []
+            seconds = []
             for name in present:
-                _, second = factors[name, layer]
-                start = sum(shape.size_of(before)[0] for before in names[: names.index(name)])
-                rows.append(np.pad(second, ((0, 0), (start, width - start - second.shape[1]))))
+                rows = shape.rows_in(group, name)
+                seconds.append(np.pad(factors[name, layer][1], ((0, 0), (rows.start, width - rows.stop))))
             first = np.concatenate([factors[name, layer][0] for name in present], 1)
             # In the order of the graph's inputs, which share this memory.
-            grouped[group, layer] = np.ascontiguousarray(first), np.ascontiguousarray(np.concatenate(rows))
+            grouped[group, layer] = np.ascontiguousarray(first), np.ascontiguousarray(np.concatenate(seconds))
     return grouped

@@ -21,9 +21,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from gerund.errors import ModelError
-from gerund.packed.adapter import GROUPS
 from gerund.packed.blocks import Blocks, stacked
-from gerund.packed.shape import NetworkShape
+from gerund.packed.shape import GROUPS, NetworkShape
 
 if TYPE_CHECKING:
     from gerund.packed.graph_cache import Part

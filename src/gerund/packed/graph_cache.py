@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
+from gerund import gguf_architectures
 from gerund.errors import GerundError, ModelError, ResourceError
 from gerund.jobs.disk_cache import DiskCache, content_key, key_of, sha256_of, stamp_of
 from gerund.jobs.files import atomic_file, write_atomic
@@ -228,7 +229,8 @@ def _intact(entry: Path) -> bool:
 @cache
 def _code() -> str:
     """Return a digest of the code that builds graphs."""
-    return key_of(*(sha256_of(path) for path in sorted(Path(__file__).parent.glob("*.py"))))
+    files = [Path(gguf_architectures.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
+    return key_of(*map(sha256_of, files))
 
 
 @cache

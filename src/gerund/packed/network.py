@@ -19,9 +19,8 @@ from gerund.gguf_file import read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.packed import LEAST_READ
 from gerund.packed.adapter import Adapter, read_adapter
-from gerund.packed.folder_shape import read_folder_shape
 from gerund.packed.graph_cache import Part, open_session, processor
-from gerund.packed.shape import NetworkShape, read_shape
+from gerund.packed.shape import NetworkShape, read_folder_shape, read_shape
 from gerund.packed.weights import FolderWeights, GgufWeights, Precision
 
 if TYPE_CHECKING:

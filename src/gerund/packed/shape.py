@@ -1,20 +1,41 @@
-"""Sizes and details of a decoder, read from a GGUF file's metadata: what distinguishes the architectures.
+"""Sizes and details of a decoder, read from its config: what distinguishes the architectures.
 
 All are the same network: attention, then a gated feed-forward network, each added to its input. They differ in norms,
-scales, soft caps, windows and rotary positions.
+scales, soft caps, windows and rotary positions. A folder has a ``config.json`` as transformers writes it, and a GGUF
+file is read as one.
 
 Shapes: B batch, T tokens, R half of the rotated dimensions.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gerund.errors import ModelError
+from gerund.checks import read_json
+from gerund.errors import GerundError, ModelError
+from gerund.gguf_architectures import FACTORS, LAYOUTS, read_settings
 from gerund.gguf_file import GgufFile
+
+Config = Mapping[str, Any]
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+MODULES = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+"""The matrices of a layer, and the modules that transformers has them in."""
+
+GROUPS = {"qkv": ("query", "key", "value"), "output": ("output",), "gate_up": ("gate", "up"), "down": ("down",)}
+"""The matrices that share a product, since they read the same values."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +90,24 @@ def yarn_divisors(theta: float, size: int, factor: float, original: int, fast: f
     return tuple((1 / (ramp / factor + 1 - ramp)).tolist())
 
 
+def llama3_divisors(theta: float, size: int, rope: Config) -> tuple[float, ...]:
+    """Return Llama 3's divisor of each frequency (transformers, ``_compute_llama3_parameters``)."""
+    waves = 2 * pi * theta ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    original, low, high = (
+        rope[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    smooth = (original / waves - low) / (high - low)
+    between = 1.0 / ((1 - smooth) / rope["factor"] + smooth)
+    divisors = np.where(waves > original / low, rope["factor"], np.where(waves < original / high, 1.0, between))
+    return tuple(divisors.tolist())
+
+
 @dataclass(frozen=True)
 class NetworkShape:
     """Sizes and details of a decoder.
 
     Attributes:
-        architecture: llama.cpp's name of it.
+        architecture: transformers' name of it (``model_type``).
         inner: width of the feed-forward network.
         context: the longest text that it was trained for, in tokens.
         windows: per layer, how many tokens it sees, itself included; None for all.
@@ -123,191 +156,205 @@ class NetworkShape:
         columns = {"output": queries, "down": self.inner}
         return rows.get(matrix, self.vocabulary if matrix == "head" else self.width), columns.get(matrix, self.width)
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """How llama.cpp stores an architecture, and what its shape has in addition.
-
-    Attributes:
-        models: the models of this architecture, for people.
-        details: fields of its shape that depend on the file.
-        fixed: fields that do not.
-        pairs: whether the rows of queries and keys are stored in pairs, as they are rotated; the graph rotates the two
-            halves of a head.
-    """
-
-    models: str
-    details: Callable[[GgufFile], dict[str, Any]] = lambda _file: {}
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    pairs: bool = False
+    def rows_in(self, group: str, matrix: str) -> slice:
+        """Return the rows of a matrix where those of its group lie below each other."""
+        names = GROUPS[group]
+        start = sum(self.size_of(before)[0] for before in names[: names.index(matrix)])
+        return slice(start, start + self.size_of(matrix)[0])
 
 
-def _llama(file: GgufFile) -> dict[str, Any]:
-    if file.value("expert_count"):
-        raise ModelError(f"cannot run {file.path} packed: it is a mixture of experts; use runtime='torch'")
-    return {}
-
-
-def _gemma(file: GgufFile) -> dict[str, Any]:
-    return {"embedding_scale": sqrt(file.number("embedding_length"))}
-
-
-def _gemma2(file: GgufFile) -> dict[str, Any]:
-    window = file.number("attention.sliding_window", 4096)
-    return {
-        **_gemma(file),
-        "windows": tuple(None if layer % 2 else window for layer in range(file.number("block_count"))),
-        "attention_scale": _gemma_scale(file, 46),
-        "soft_cap": file.fraction("attn_logit_softcapping", 50.0),
-        "logit_cap": file.fraction("final_logit_softcapping", 30.0),
-    }
-
-
-def _gemma3(file: GgufFile) -> dict[str, Any]:
-    sliding, head_dim = _pattern(file, 6), _head_dim(file)
-    rope = _rope(file, 1e6)
-    return {
-        **_gemma(file),
-        "windows": tuple(file.number("attention.sliding_window") if slides else None for slides in sliding),
-        "attention_scale": _gemma_scale(file, 62),
-        "logit_cap": file.fraction("final_logit_softcapping") or 0.0,
-        "ropes": (rope, Rope(file.fraction("rope.freq_base_swa", 1e4) or 1e4, head_dim)),
-        "rope_of_layer": tuple(int(slides) for slides in sliding),
-    }
-
-
-def _gemma_scale(file: GgufFile, layers_of_largest: int) -> float:
-    """Return the scale of queries; only the largest size takes it from the width."""
-    large = file.number("block_count") == layers_of_largest
-    heads = file.number("attention.head_count")
-    return float((file.number("embedding_length") // heads if large else _head_dim(file)) ** -0.5)
-
-
-def _pattern(file: GgufFile, every: int) -> list[bool]:
-    """Return whether each layer has a window: all but one of so many."""
-    return [(layer + 1) % every != 0 for layer in range(file.number("block_count"))]
-
-
-def _phi3(file: GgufFile) -> dict[str, Any]:
-    layers, context = file.number("block_count"), file.number("context_length")
-    window = file.number("attention.sliding_window", 0) or None
-    rope = Rope(file.fraction("rope.freq_base", 1e4) or 1e4, file.number("rope.dimension_count", _head_dim(file)))
-    names = [f"rope_factors_{kind}.weight" for kind in ("short", "long")]
-    if all(name in file.tensors.infos for name in names):
-        short, long = (tuple(file.tensors.read(name).tolist()) for name in names)
-        original = file.number("rope.scaling.original_context_length", context)
-        longer = max(1.0, context / max(original, 1))
-        scale = file.fraction("rope.scaling.attn_factor", sqrt(1 + log(longer) / log(original)))
-        rope = Rope(rope.theta, rope.size, short, scale or 1.0, long, original)
-    elif file.value("rope.scaling.type") not in (None, "none"):
-        raise ModelError(f"cannot run {file.path} packed: its positions are scaled, and it has no factors for them")
-    return {"windows": (None if window is None or window >= context else window,) * layers, "ropes": (rope,)}
-
-
-def _smollm3(file: GgufFile) -> dict[str, Any]:
-    return {"rope_of_layer": tuple(0 if rotates else None for rotates in _pattern(file, 4))}
-
-
-def _olmo2(file: GgufFile) -> dict[str, Any]:
-    """Return OLMo 2's details, or OLMo 3's, which has windows and scales positions in the other layers."""
-    if not file.value("attention.sliding_window"):
+def _windows(config: Config) -> dict[str, Any]:
+    """Return windows of the layers whose type says so, or of all layers of a model without types."""
+    window, layers = config.get("sliding_window"), config["num_hidden_layers"]
+    if window is None or config.get("use_sliding_window") is False:
         return {}
-    sliding, rope = _pattern(file, 4), _rope(file)
+    return {"windows": tuple(window if kind == _SLIDING else None for kind in _types(config, [_SLIDING] * layers))}
+
+
+def _types(config: Config, usual: list[str]) -> list[str]:
+    return list(config.get("layer_types") or usual)
+
+
+def _pattern(config: Config, every: int) -> list[str]:
+    return [_SLIDING if (layer + 1) % every else _FULL for layer in range(config["num_hidden_layers"])]
+
+
+def _qwen2(config: Config) -> dict[str, Any]:
+    return _windows(config) if config.get("use_sliding_window") else {}
+
+
+def _qwen3(config: Config) -> dict[str, Any]:
+    return {**_qwen2(config), "query_norm": "head"}
+
+
+def _gemma(config: Config) -> dict[str, Any]:
+    return {"activation": "gelu", "embedding_scale": sqrt(config["hidden_size"])}
+
+
+def _gemma2(config: Config) -> dict[str, Any]:
+    types = _types(config, _pattern(config, 2))
     return {
-        "windows": tuple(file.number("attention.sliding_window") if slides else None for slides in sliding),
-        "ropes": (rope, Rope(rope.theta, rope.size)),
-        "rope_of_layer": tuple(int(slides) for slides in sliding),
+        **_gemma(config),
+        "norms_after": True,
+        "windows": tuple(config["sliding_window"] if kind == _SLIDING else None for kind in types),
+        "attention_scale": config["query_pre_attn_scalar"] ** -0.5,
+        "soft_cap": config.get("attn_logit_softcapping") or 0.0,
+        "logit_cap": config.get("final_logit_softcapping") or 0.0,
     }
 
 
-def _granite(file: GgufFile) -> dict[str, Any]:
+def _gemma3(config: Config) -> dict[str, Any]:
+    if config.get("use_bidirectional_attention"):
+        raise ModelError("its attention is not causal")
+    types = _types(config, _pattern(config, config.get("sliding_window_pattern") or 6))
+    rope = config.get("rope_parameters") or {
+        _FULL: {**(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 1e6)},
+        _SLIDING: {"rope_theta": config.get("rope_local_base_freq", 1e4)},
+    }
     return {
-        "attention_scale": file.fraction("attention.scale", 1.0),
-        "embedding_scale": file.fraction("embedding_scale", 1.0),
-        "residual_scale": file.fraction("residual_scale", 1.0),
-        "logit_scale": 1 / (file.fraction("logit_scale", 1.0) or 1.0),
+        **_gemma2({**config, "layer_types": types}),
+        "query_norm": "head",
+        "ropes": (_rope(config, rope[_FULL]), _rope(config, rope[_SLIDING])),
+        "rope_of_layer": tuple(int(kind == _SLIDING) for kind in types),
     }
 
 
-_GEMMA = {"activation": "gelu", "norms_after": True}
+def _smollm3(config: Config) -> dict[str, Any]:
+    layers, every = config["num_hidden_layers"], config.get("no_rope_layer_interval") or 4
+    rotates = config.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
+    return {**_qwen2(config), "rope_of_layer": tuple(0 if rotated else None for rotated in rotates[:layers])}
 
-ARCHITECTURES = {
-    "llama": Architecture("Llama, Mistral, SmolLM 2", _llama, pairs=True),
-    "qwen2": Architecture("Qwen 2 and 2.5"),
-    "qwen3": Architecture("Qwen 3", fixed={"query_norm": "head"}),
-    "gemma": Architecture("Gemma", _gemma, {"activation": "gelu"}),
-    "gemma2": Architecture("Gemma 2", _gemma2, _GEMMA),
-    "gemma3": Architecture("Gemma 3", _gemma3, {**_GEMMA, "query_norm": "head"}),
-    "phi3": Architecture("Phi 3, 3.5 and 4", _phi3),
-    "smollm3": Architecture("SmolLM 3", _smollm3, pairs=True),
-    "olmo2": Architecture("OLMo 2 and 3", _olmo2, {"query_norm": "row", "norms_before": False, "norms_after": True}),
-    "granite": Architecture("Granite 3 and 4", _granite, pairs=True),
+
+_OLMO2 = {"query_norm": "row", "norms_before": False, "norms_after": True}
+
+
+def _olmo3(config: Config) -> dict[str, Any]:
+    types = _types(config, _pattern(config, 4))
+    rope = config.get("rope_parameters") or {}
+    by_kind = rope if _FULL in rope else {_FULL: _old_rope(config), _SLIDING: {"rope_theta": config["rope_theta"]}}
+    return {
+        **_OLMO2,
+        **_windows({**config, "layer_types": types}),
+        "ropes": (_rope(config, by_kind[_FULL]), _rope(config, by_kind[_SLIDING])),
+        "rope_of_layer": tuple(int(kind == _SLIDING) for kind in types),
+    }
+
+
+def _granite(config: Config) -> dict[str, Any]:
+    return {
+        "attention_scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": 1 / config["logits_scaling"],
+    }
+
+
+MODEL_TYPES: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "llama": lambda _config: {},
+    "mistral": _windows,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "phi3": _windows,
+    "smollm3": _smollm3,
+    "olmo2": lambda _config: _OLMO2,
+    "olmo3": _olmo3,
+    "granite": _granite,
 }
-"""The architectures that can be run, by llama.cpp's names."""
+"""The details of the architectures that can be run, by transformers' names."""
 
-
-def architecture_of(file: GgufFile) -> Architecture:
-    """Return how a file's architecture is stored; raise ``ModelError`` if it cannot be run packed."""
-    architecture = ARCHITECTURES.get(file.architecture)
-    if architecture is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(
-            f"cannot run {file.path} packed: its architecture is {file.architecture!r}, and {known} can be; "
-            "use runtime='torch'"
-        )
-    return architecture
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 def read_shape(file: GgufFile) -> NetworkShape:
     """Return the shape of a file's network; raise ``ModelError`` if it cannot be run packed."""
-    architecture = architecture_of(file)
-    n_layers, width, n_heads = (file.number(key) for key in ("block_count", "embedding_length", "attention.head_count"))
-    specific = {**architecture.fixed, **architecture.details(file)}
+    known = [layout.name for layout in LAYOUTS.values() if layout.model_type in MODEL_TYPES]
+    if file.architecture not in known:
+        raise ModelError(
+            f"cannot run {file.path} packed: its architecture is {file.architecture!r}, and {', '.join(known)} can be; "
+            "use runtime='torch'"
+        )
+    return _shape_of(read_settings(file), file.path)
+
+
+def read_folder_shape(folder: Path) -> NetworkShape:
+    """Return the shape of a folder's network; raise ``ModelError`` if it cannot be run packed."""
+    try:
+        config = read_json(folder / "config.json")
+    except GerundError as error:
+        raise ModelError(f"cannot run {folder} packed: {error}; use runtime='torch'") from error
+    return _shape_of(config, folder)
+
+
+def _shape_of(config: Config, path: Path) -> NetworkShape:
+    try:
+        kind = config["model_type"]
+        if kind not in MODEL_TYPES:
+            raise ModelError(f"its model type is {kind!r}, and {', '.join(MODEL_TYPES)} can be")
+        return _shape(config, MODEL_TYPES[kind](config))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"cannot load {path}: its config is not that of a model ({error!r})") from error
+    except GerundError as error:
+        raise ModelError(f"cannot run {path} packed: {error}; use runtime='torch'") from error
+
+
+def _shape(config: Config, specific: dict[str, Any]) -> NetworkShape:
+    layers, width, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
+    named = config.get("hidden_activation") or config.get("hidden_act")
+    activation = _ACTIVATIONS.get(named, specific.get("activation", "silu" if named is None else None))
+    if activation is None:
+        raise ModelError(f"its activation is {named!r}")
     shared: dict[str, Any] = {
-        "architecture": file.architecture,
-        "n_layers": n_layers,
+        "architecture": config["model_type"],
+        "n_layers": layers,
         "width": width,
-        "n_heads": n_heads,
-        "n_kv_heads": file.number("attention.head_count_kv", n_heads),
-        "head_dim": _head_dim(file),
-        "inner": file.number("feed_forward_length"),
-        "vocabulary": file.vocabulary,
-        "context": file.number("context_length"),
-        "epsilon": file.fraction("attention.layer_norm_rms_epsilon", 1e-6),
-        "windows": (None,) * n_layers,
-        "ropes": () if "ropes" in specific else (_rope(file),),
-        "rope_of_layer": (0,) * n_layers,
-        "attention_scale": _head_dim(file) ** -0.5,
+        "n_heads": heads,
+        "n_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": _head_dim(config),
+        "inner": config["intermediate_size"],
+        "vocabulary": config["vocab_size"],
+        "context": config["max_position_embeddings"],
+        "epsilon": config.get("rms_norm_eps", 1e-6),
+        "windows": (None,) * layers,
+        "ropes": () if "ropes" in specific else (_rope(config, config.get("rope_parameters") or _old_rope(config)),),
+        "rope_of_layer": (0,) * layers,
+        "attention_scale": _head_dim(config) ** -0.5,
     }
-    return NetworkShape(**(shared | specific))
+    return NetworkShape(**(shared | specific | {"activation": activation}))
 
 
-def _head_dim(file: GgufFile) -> int:
-    heads = file.number("attention.head_count")
-    if not heads:
-        raise ModelError(f"cannot run {file.path} packed: its {file.architecture}.attention.head_count is 0")
-    return file.number("attention.key_length", 0) or file.number("embedding_length") // heads
+def _head_dim(config: Config) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _rope(file: GgufFile, base: float = 1e4) -> Rope:
-    """Return a file's rotary positions: plain, scaled by one factor, by YaRN, or by factors that are a tensor."""
-    theta = file.fraction("rope.freq_base", base) or base
-    size = file.number("rope.dimension_count", _head_dim(file))
-    kind, factor = file.value("rope.scaling.type"), file.fraction("rope.scaling.factor")
-    if "rope_freqs.weight" in file.tensors.infos:
-        return Rope(theta, size, tuple(file.tensors.read("rope_freqs.weight").tolist()))
-    if kind in (None, "none") or not factor:
+def _old_rope(config: Config) -> Config:
+    """Return the rotary settings of a config as transformers wrote it before version 5."""
+    return {**(config.get("rope_scaling") or {}), "rope_theta": config.get("rope_theta", 1e4)}
+
+
+def _rope(config: Config, rope: Config) -> Rope:
+    """Return rotary positions: plain, linear, by factors, Llama 3's, YaRN or LongRoPE."""
+    kind, theta = rope.get("rope_type", rope.get("type", "default")), float(rope.get("rope_theta", 1e4))
+    size = int(_head_dim(config) * rope.get("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0))
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    if kind == "default":
         return Rope(theta, size)
     if kind == "linear":
-        return Rope(theta, size, (factor,) * (size // 2))
-    if kind != "yarn" or any(file.value(name) for name in _UNKNOWN_YARN):
-        raise ModelError(f"cannot run {file.path} packed: positions that are scaled by {kind!r} are not read")
-    turns = [file.fraction(f"rope.scaling.yarn_beta_{end}", usual) or usual for end, usual in _TURNS]
-    original = file.number("rope.scaling.original_context_length")
-    extra = file.fraction("rope.scaling.attn_factor", file.fraction("rope.scaling.yarn_attn_factor"))
-    scale = (0.1 * log(factor) + 1) * (1.0 if extra is None else extra)
+        return Rope(theta, size, (float(rope["factor"]),) * (size // 2))
+    if kind == FACTORS:
+        return Rope(theta, size, tuple(rope["factors"]))
+    if kind == "llama3":
+        return Rope(theta, size, llama3_divisors(theta, size, rope))
+    if kind == "longrope" and original:
+        short, long = (tuple(map(float, rope[f"{length}_factor"])) for length in ("short", "long"))
+        longer = rope.get("factor") or config["max_position_embeddings"] / original
+        scale = rope.get("attention_factor") or (sqrt(1 + log(longer) / log(original)) if longer > 1 else 1.0)
+        return Rope(theta, size, short, scale, long, original)
+    if kind != "yarn" or rope.get("mscale") or rope.get("truncate") is False:
+        raise ModelError(f"its positions are scaled by {kind!r} in a way that is not read")
+    factor, original = float(rope["factor"]), original or config["max_position_embeddings"]
+    turns = (rope.get("beta_fast") or 32.0, rope.get("beta_slow") or 1.0)
+    scale = rope.get("attention_factor") or (0.1 * log(factor) + 1 if factor > 1 else 1.0)
     return Rope(theta, size, yarn_divisors(theta, size, factor, original, *turns), scale)
-
-
-_TURNS = (("fast", 32.0), ("slow", 1.0))
-_UNKNOWN_YARN = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier")

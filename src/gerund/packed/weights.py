@@ -15,10 +15,11 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 
 from gerund.errors import ConfigError, ModelError
+from gerund.gguf_architectures import LAYOUTS, layout_of
 from gerund.gguf_file import GgufFile, StoredRows
 from gerund.packed.blocks import Blocks, repack
 from gerund.packed.safetensors_file import SafetensorsFile
-from gerund.packed.shape import NetworkShape, architecture_of
+from gerund.packed.shape import GROUPS, MODULES, NetworkShape
 
 _NAMES = {
     "query": "attn_q",
@@ -38,9 +39,6 @@ _NAMES = {
     "head": "output",
     "embeddings": "token_embd",
 }
-
-
-_JOINED = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,13 @@ class GgufWeights:
         if name in ("gate", "up") and self._stored_name("gate", layer, "weight") not in infos:
             up = infos.get(self._stored_name("up", layer, "weight"))
             if up is not None and up.shape[0] == 2 * self.shape.inner:
-                half = self.shape.inner
-                return up.name, slice(half) if name == "gate" else slice(half, None)
+                return up.name, self.shape.rows_in("gate_up", name)
         if stored in infos or layer is None:
             tied = name == "head" and stored not in infos
             return self._stored_name("embeddings", None, "weight") if tied else stored, slice(None)
         joined = f"blk.{layer}.attn_qkv.weight"
-        if name in _JOINED and joined in infos:
-            sizes = [self.shape.head_dim * self.shape.n_heads, *[self.shape.head_dim * self.shape.n_kv_heads] * 2]
-            index = _JOINED.index(name)
-            return joined, slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+        if name in GROUPS["qkv"] and joined in infos:
+            return joined, self.shape.rows_in("qkv", name)
         return stored, slice(None)
 
     def vector(self, name: str, layer: int | None = None) -> np.ndarray | None:
@@ -116,7 +111,7 @@ class GgufWeights:
 
     def _order(self, name: str, n_rows: int) -> Any:
         """Return where the graph's rows of queries and keys are in the file; None for those in the same order."""
-        if name not in ("query", "key") or not architecture_of(self.file).pairs:
+        if name not in ("query", "key") or not layout_of(self.file).pairs:
             return None
         heads = self.shape.n_heads if name == "query" else self.shape.n_kv_heads
         return np.arange(n_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -127,13 +122,7 @@ _TYPES = {"int8": Type.Q8_0, "int4": Type.Q4_1, "float32": None}
 _BLOCK = 32
 
 _LAYER = {
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
+    **MODULES,
     "attention_norm": "input_layernorm",
     "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
@@ -147,11 +136,9 @@ _NORMS = {
         "feed_after_norm": "post_feedforward_layernorm",
     },
 }
-_JOINED_IN = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate_up", "up": "gate_up"}
-_JOINED_NAMES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
-_JOINED_PARTS = {"qkv": ("query", "key", "value"), "gate_up": ("gate", "up")}
+_JOINED = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
 # Architectures that multiply by one more than a norm's weights.
-_ONE_MORE = ("gemma", "gemma2", "gemma3_text")
+_ONE_MORE = frozenset(layout.model_type for layout in LAYOUTS.values() if layout.offset_norms)
 
 
 class FolderWeights:
@@ -207,14 +194,11 @@ class FolderWeights:
 
     def _of_layer(self, name: str, layer: int) -> np.ndarray:
         stored = f"layers.{layer}.{_LAYER[name]}.weight"
-        joined = _JOINED_IN.get(name)
-        together = f"layers.{layer}.{_JOINED_NAMES.get(joined or '', '')}.weight"
-        if stored in self._places or joined is None or together not in self._places:
-            return self._read(stored)
-        parts = _JOINED_PARTS[joined]
-        sizes = [self.shape.size_of(part)[0] for part in parts]
-        index = parts.index(name)
-        return self._read(together)[sum(sizes[:index]) : sum(sizes[: index + 1])]
+        for group, module in _JOINED.items():
+            joined = f"layers.{layer}.{module}.weight"
+            if name in GROUPS[group] and stored not in self._places and joined in self._places:
+                return self._read(joined)[self.shape.rows_in(group, name)]
+        return self._read(stored)
 
     def _full(self, name: str) -> str:
         file = self._places[name]

@@ -1,29 +1,26 @@
-"""The architectures that are read from GGUF files: how llama.cpp writes the settings and the weights of each.
+"""The architectures that are read from GGUF files: how llama.cpp writes the settings of each.
 
 Each entry of ``LAYOUTS`` was compared with llama.cpp: a random model of the architecture, written as llama.cpp's
 converter writes it, has the same log-probabilities there and here (``tests/models/test_gguf_architectures.py``). Where
 llama.cpp itself departs from the model's authors, such as in Phi 3's sliding windows, this follows the authors.
+
+Settings have the names of transformers, which has the same in a ``config.json``. Imports no torch.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Any
-
-import numpy as np
-import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gerund.errors import ModelError, one_line
 from gerund.gguf_file import GgufFile
-from gerund.models import gguf_weights
-from gerund.models.gguf_weights import Rule
-from gerund.models.library_calls import guarded
 
 Settings = dict[str, Any]
 
 _SLIDING, _FULL, _CONV, _LINEAR = "sliding_attention", "full_attention", "conv", "linear_attention"
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+FACTORS = "factors"
+"""The type of positions whose frequencies are divided by ``factors``, which transformers does not have."""
 _ROPE_HEADS = ("attention.head_count", "attention.key_length", "rope.dimension_count")
 _NEVER_ZERO = ("block_count", "embedding_length", *_ROPE_HEADS)
 # Settings that size a part of a model.
@@ -43,7 +40,6 @@ class Layout:
         model_type: transformers' name; ``config`` may name another one.
         models: the models of this architecture, for people.
         config: the fields of the config that only this architecture has.
-        rules: how weights are stored that are not simply renamed.
         pairs: whether the rows of queries and keys are stored in pairs, as they are rotated; transformers rotates the
             two halves of a head.
         offset_norms: whether norms are stored with one added.
@@ -55,7 +51,6 @@ class Layout:
     model_type: str
     models: str
     config: Callable[[GgufFile], Settings] = lambda _file: {}
-    rules: tuple[Rule, ...] = ()
     pairs: bool = False
     offset_norms: bool = False
     scalings: tuple[str, ...] = ()
@@ -169,13 +164,10 @@ def _gemma2(file: GgufFile) -> Settings:
 
 def _gemma3(file: GgufFile) -> Settings:
     head, layers = file.number("attention.key_length"), file.number("block_count")
-    theta = file.fraction("rope.freq_base", 1e6)
-    full: Settings = {"rope_type": "default", "rope_theta": theta}
-    factor, kind = file.fraction("rope.scaling.factor"), file.value("rope.scaling.type")
-    if kind == "linear" and factor:
-        full = {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    elif kind not in (None, "none", "linear"):
-        raise ModelError(f"cannot load {file.path}: positions that are scaled by {kind!r} are not read")
+    full, sliding = (
+        {"rope_type": "default", "rope_theta": file.fraction(key, usual)}
+        for key, usual in (("rope.freq_base", 1e6), ("rope.freq_base_swa", 1e4))
+    )
     # Only the largest size, with 62 layers, scales queries by hidden size / heads.
     scalar = file.number("embedding_length") // file.number("attention.head_count") if layers == 62 else head
     return {
@@ -184,10 +176,7 @@ def _gemma3(file: GgufFile) -> Settings:
         "sliding_window": file.number("attention.sliding_window"),
         "layer_types": _pattern(file, 6),
         "final_logit_softcapping": file.fraction("final_logit_softcapping"),
-        "rope_parameters": {
-            _FULL: full,
-            _SLIDING: {"rope_type": "default", "rope_theta": file.fraction("rope.freq_base_swa", 1e4)},
-        },
+        "rope_parameters": {_FULL: _scaled(file, full, ("linear",)), _SLIDING: sliding},
     }
 
 
@@ -421,13 +410,12 @@ LAYOUTS = {
         ),
         Layout(
             "qwen3next", "qwen3_next", "Qwen3-Next",
-            lambda file: {**_linear_attention(file), **_with_shared_expert(file)},
-            gguf_weights.QWEN3_NEXT, offset_norms=True,
+            lambda file: {**_linear_attention(file), **_with_shared_expert(file)}, offset_norms=True,
         ),
-        Layout("qwen35", "qwen3_5_text", "Qwen 3.5", _qwen35, gguf_weights.QWEN35, offset_norms=True),
+        Layout("qwen35", "qwen3_5_text", "Qwen 3.5", _qwen35, offset_norms=True),
         Layout(
             "qwen35moe", "qwen3_5_moe_text", "Qwen 3.5 with experts",
-            lambda file: {**_qwen35(file), **_with_shared_expert(file)}, gguf_weights.QWEN35, offset_norms=True,
+            lambda file: {**_qwen35(file), **_with_shared_expert(file)}, offset_norms=True,
         ),
         Layout("gemma", "gemma", "Gemma", lambda file: {"head_dim": _head(file)}, offset_norms=True),
         Layout("gemma2", "gemma2", "Gemma 2", _gemma2, offset_norms=True),
@@ -445,21 +433,18 @@ LAYOUTS = {
             pairs=True, scalings=_BY_FACTORS,
         ),
         Layout("granite", "granite", "Granite 3 and 4", _granite_dense, pairs=True),
-        Layout("granitemoe", "granitemoe", "Granite 3 with experts", _granite_moe, gguf_weights.GRANITE, pairs=True),
-        Layout(
-            "granitehybrid", "granitemoehybrid", "Granite 4 with recurrent layers", _granite_hybrid,
-            gguf_weights.GRANITE, pairs=True,
-        ),
+        Layout("granitemoe", "granitemoe", "Granite 3 with experts", _granite_moe, pairs=True),
+        Layout("granitehybrid", "granitemoehybrid", "Granite 4 with recurrent layers", _granite_hybrid, pairs=True),
         Layout("falcon-h1", "falcon_h1", "Falcon-H1", _falcon_h1),
         Layout("lfm2", "lfm2", "LFM 2", _lfm2),
         Layout("lfm2moe", "lfm2_moe", "LFM 2 with experts", _lfm2_moe),
         Layout("command-r", "cohere", "Command R", _cohere),
         Layout("cohere2", "cohere2", "Command R7B and Command A", _cohere2),
-        Layout("gpt2", "gpt2", "GPT-2", lambda file: _layer_norms(file, "layer_norm_epsilon"), gguf_weights.GPT2),
-        Layout("gptneox", "gpt_neox", "GPT-NeoX, Pythia", _gpt_neox, gguf_weights.GPT_NEOX),
+        Layout("gpt2", "gpt2", "GPT-2", lambda file: _layer_norms(file, "layer_norm_epsilon")),
+        Layout("gptneox", "gpt_neox", "GPT-NeoX, Pythia", _gpt_neox),
         Layout("starcoder2", "starcoder2", "StarCoder 2", lambda file: _layer_norms(file, "norm_epsilon")),
         Layout("stablelm", "stablelm", "StableLM 2", _stablelm),
-        Layout("gpt-oss", "gpt_oss", "gpt-oss", _gpt_oss, gguf_weights.GPT_OSS, scalings=("yarn",)),
+        Layout("gpt-oss", "gpt_oss", "gpt-oss", _gpt_oss, scalings=("yarn",)),
         Layout("exaone4", "exaone4", "EXAONE 4", _exaone4, scalings=("llama3",)),
         Layout("seed_oss", "seed_oss", "Seed-OSS", _headed),
         Layout("arcee", "arcee", "AFM", _llama, pairs=True, scalings=_BY_FACTORS),
@@ -483,8 +468,11 @@ def layout_of(file: GgufFile) -> Layout:
     return layout
 
 
-def read_config(file: GgufFile) -> PreTrainedConfig:
-    """Return the config of the model in a file."""
+def read_settings(file: GgufFile) -> Settings:
+    """Return the config of the model in a file, as transformers has it in a ``config.json``.
+
+    Positions may be of the type ``FACTORS``.
+    """
     layout, vocabulary = layout_of(file), file.vocabulary
     _refuse_absurd_sizes(file)
     try:
@@ -493,14 +481,13 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         raise ModelError(
             f"cannot load {file.path}: its settings contradict each other ({one_line(str(error))})"
         ) from error
-    settings = {"vocab_size": vocabulary, **_shared_settings(file, specific), **specific}
-    settings.setdefault("model_type", layout.model_type)
-    settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]]
+    settings = {"model_type": layout.model_type, "vocab_size": vocabulary, **_shared_settings(file, specific)}
+    settings |= specific
     if "rope_parameters" not in specific:
         settings["rope_parameters"] = _scaled(file, _rope(file), layout.scalings)
     elif file.value("rope.scaling.type") not in (None, "none") and not layout.scalings:
         raise ModelError(f"cannot load {file.path}: its positions are scaled, which is not read for this architecture")
-    return guarded(f"cannot load {file.path}", AutoConfig.for_model, **settings)
+    return settings
 
 
 def _layers_of(file: GgufFile) -> int:
@@ -531,7 +518,6 @@ def _shared_settings(file: GgufFile, specific: Mapping[str, Any]) -> Settings:
         "bos_token_id": file.token_id("bos"),
         "eos_token_id": file.token_id("eos"),
         "pad_token_id": file.token_id("padding"),
-        "dtype": _stored_dtype(file),
     }
 
 
@@ -553,14 +539,8 @@ def _refuse_absurd_sizes(file: GgufFile) -> None:
                 )
 
 
-def _stored_dtype(file: GgufFile) -> str:
-    """Return the dtype of the weights; quantized blocks become bfloat16."""
-    kinds = set(file.types)
-    return "float32" if kinds == {"F32"} else "float16" if kinds <= {"F16", "F32"} else "bfloat16"
-
-
 def _scaled(file: GgufFile, plain: Settings, scalings: tuple[str, ...]) -> Settings:
-    """Return the rotary settings: plain, linear, YaRN, or Llama 3's, whose factors are a tensor of the file."""
+    """Return the rotary settings: plain, linear, YaRN, or factors that are a tensor of the file."""
     kind, factor = file.value("rope.scaling.type"), file.fraction("rope.scaling.factor")
     kind = None if kind == "none" else kind
     has_factors = "rope_freqs.weight" in file.tensors.infos
@@ -573,15 +553,9 @@ def _scaled(file: GgufFile, plain: Settings, scalings: tuple[str, ...]) -> Setti
         return {**plain, "rope_type": "linear", "factor": factor}
     if kind == "yarn" and factor:
         return {**plain, **_yarn(file, factor)}
-    if not has_factors:
-        return dict(plain)
-    factors = file.tensors.read("rope_freqs.weight")
-    if np.allclose(factors, factors[0]):
-        return {**plain, "rope_type": "linear", "factor": float(factors[0])}
-    for guess in _llama3_guesses(float(factors.max())):
-        if np.allclose(_llama3_factors(plain["rope_theta"], len(factors), guess), factors, rtol=1e-3):
-            return {**plain, "rope_type": "llama3", **guess}
-    raise ModelError(f"cannot load {file.path}: the factors of its positions (rope_freqs.weight) are not Llama 3's")
+    if has_factors:
+        return {**plain, "rope_type": FACTORS, "factors": file.tensors.read("rope_freqs.weight").tolist()}
+    return dict(plain)
 
 
 def _yarn(file: GgufFile, factor: float) -> Settings:
@@ -599,35 +573,5 @@ def _yarn(file: GgufFile, factor: float) -> Settings:
     attention = file.fraction("rope.scaling.attn_factor", file.fraction("rope.scaling.yarn_attn_factor"))
     if attention is not None:
         # In llama.cpp it is one more factor of the usual one.
-        settings["attention_factor"] = attention * (0.1 * float(np.log(factor)) + 1.0)
+        settings["attention_factor"] = attention * (0.1 * log(factor) + 1.0)
     return settings
-
-
-def _llama3_guesses(factor: float) -> Iterator[dict[str, float]]:
-    """Yield the settings of the released Llama 3.x models; the file has only the resulting factors."""
-    for original in (8192, 4096, 16384, 2048, 16):
-        for high in (4.0, 2.0):
-            yield {
-                "factor": factor,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-
-
-def _llama3_factors(theta: float, count: int, settings: Mapping[str, float]) -> np.ndarray:
-    """Return Llama 3's divisor of each rotary frequency (transformers, ``_compute_llama3_parameters``)."""
-    frequencies = 1.0 / theta ** (np.arange(count, dtype=np.float64) / count)
-    waves = 2 * np.pi / frequencies
-    original, low, high = (
-        settings[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
-    )
-    smooth = (original / waves - low) / (high - low)
-    between = 1.0 / ((1 - smooth) / settings["factor"] + smooth)
-    return np.where(waves > original / low, settings["factor"], np.where(waves < original / high, 1.0, between))
-
-
-def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Unpack a file's weights into a model on torch's meta device."""
-    layout = layout_of(file)
-    gguf_weights.read_weights(file, model, dtype, layout.rules, pairs=layout.pairs, offset_norms=layout.offset_norms)

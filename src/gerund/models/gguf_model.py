@@ -1,4 +1,4 @@
-"""Unpack the weights of a GGUF file into a model, undoing what llama.cpp's converter did to them.
+"""Make transformers' config of a GGUF file, and unpack its weights, undoing what llama.cpp's converter did to them.
 
 Names come from the ``gguf`` package's table. A ``Rule`` is for weights that llama.cpp stores under several names, or
 with other values. A file with a weight that the model has no place for is refused, as it would be computed without it.
@@ -7,17 +7,21 @@ Shapes: D width, F width of a feed-forward layer, E experts, H heads, K and V he
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gerund.errors import ModelError
+from gerund.gguf_architectures import FACTORS, layout_of, read_settings
 from gerund.gguf_file import GgufFile
+from gerund.models.library_calls import guarded
+from gerund.packed.shape import llama3_divisors
 
 Convert = Callable[[Sequence[Tensor], Any], Tensor]
 
@@ -177,31 +181,59 @@ QWEN3_NEXT = (
 """Qwen3-Next's gated delta net."""
 
 
-def read_weights(
-    file: GgufFile,
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    rules: Sequence[Rule],
-    *,
-    pairs: bool,
-    offset_norms: bool,
-) -> None:
-    """Unpack a file's weights into a model on torch's meta device.
+RULES = {
+    "qwen3next": QWEN3_NEXT,
+    "qwen35": QWEN35,
+    "qwen35moe": QWEN35,
+    "granitemoe": GRANITE,
+    "granitehybrid": GRANITE,
+    "gpt2": GPT2,
+    "gptneox": GPT_NEOX,
+    "gpt-oss": GPT_OSS,
+}
+"""The rules of single architectures, by llama.cpp's names."""
 
-    Args:
-        file: the file.
-        model: the model, built of the file's config.
-        dtype: the dtype of the weights in memory.
-        rules: the architecture's own rules.
-        pairs: whether the rows of queries and keys are stored in pairs, as they are rotated.
-        offset_norms: whether norms are stored with one added.
+
+def read_config(file: GgufFile) -> PreTrainedConfig:
+    """Return the config of the model in a file."""
+    settings, kinds = read_settings(file), set(file.types)
+    if settings["rope_parameters"].get("rope_type") == FACTORS:
+        settings["rope_parameters"] = _without_factors(file, settings["rope_parameters"])
+    settings["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[settings["model_type"]]]
+    # Quantized blocks become bfloat16.
+    settings["dtype"] = "float32" if kinds == {"F32"} else "float16" if kinds <= {"F16", "F32"} else "bfloat16"
+    return guarded(f"cannot load {file.path}", AutoConfig.for_model, **settings)
+
+
+def _without_factors(file: GgufFile, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings that give a file's factors: one for all, or those of a released Llama 3.x model."""
+    theta, factors = rope["rope_theta"], np.array(rope["factors"])
+    if np.allclose(factors, factors[0]):
+        return {"rope_type": "linear", "rope_theta": theta, "factor": float(factors[0])}
+    for original in (8192, 4096, 16384, 2048, 16):
+        for high in (4.0, 2.0):
+            guess = {
+                "factor": float(factors.max()),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+            if np.allclose(llama3_divisors(theta, 2 * len(factors), guess), factors, rtol=1e-3):
+                return {"rope_type": "llama3", "rope_theta": theta, **guess}
+    raise ModelError(f"cannot load {file.path}: the factors of its positions (rope_freqs.weight) are not Llama 3's")
+
+
+def read_weights(file: GgufFile, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Unpack a file's weights into a model on torch's meta device, built of the file's config.
+
+    ``dtype`` is that of the weights in memory.
 
     Raises:
         ModelError: a weight is missing, has another shape, or has no place in the model.
     """
     import gguf
 
-    config = model.config
+    config, layout, rules = model.config, layout_of(file), RULES.get(file.architecture, ())
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     state: dict[str, Tensor] = {}
@@ -211,12 +243,12 @@ def read_weights(
             continue
         stored, convert = _stored(file, name, rules, names)
         parts = [torch.from_numpy(_unpacked(file, part)) for part in stored]
-        if pairs and re.search(r"\.attn_[qk]\.", stored[0]):
+        if layout.pairs and re.search(r"\.attn_[qk]\.", stored[0]):
             heads = config.num_attention_heads if ".attn_q." in stored[0] else config.num_key_value_heads
             if not heads or parts[0].shape[0] % (2 * heads):
                 raise ModelError(f"cannot load {file.path}: {stored[0]} has {parts[0].shape[0]} rows for {heads} heads")
             parts = [halves_from_pairs(part, heads) for part in parts]
-        if offset_norms and stored[0].endswith("norm.weight") and not stored[0].endswith("ssm_norm.weight"):
+        if layout.offset_norms and stored[0].endswith("norm.weight") and not stored[0].endswith("ssm_norm.weight"):
             parts = [part - 1 for part in parts]
         state[name] = _shaped(file, stored[0], parts, convert, config, parameter.shape).to(dtype)
         used.update(stored)
