@@ -302,7 +302,7 @@ def _shape_of(config: Config, path: Path) -> NetworkShape:
 
 def _shape(config: Config, specific: dict[str, Any]) -> NetworkShape:
     layers, width, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
-    named = config.get("hidden_activation") or config.get("hidden_act")
+    named: Any = config.get("hidden_activation") or config.get("hidden_act")
     activation = _ACTIVATIONS.get(named, specific.get("activation", "silu" if named is None else None))
     if activation is None:
         raise ModelError(f"its activation is {named!r}")
