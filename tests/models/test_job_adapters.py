@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 GAP = "In the end [blank] ran."
 PREFIXES, CONTINUATIONS = ["the cat sat"], [[" in a tin", " then"]]
-# A reranker is trained with a head of its own: tests/training/objectives/test_pointwise.py.
+# A reranker is trained with a head of its own: tests/training/objectives/test_ranking.py.
 JOBS = ("encode", "infill", "score")
 # Layers that two of them change, layers that one does, and modules that one keeps whole.
 ENCODE = {"target_modules": ["q_proj", "v_proj"], "r": 4}

@@ -55,3 +55,8 @@ def read_log(folder):
 
 def losses(folder):
     return [(row["step"], row.get("loss"), row.get("val_a")) for row in read_log(folder)]
+
+
+def losses_of(model, name):
+    """Return the losses of an objective in the order of the steps, by the folder of the model that was trained."""
+    return [row[f"loss_{name}"] for row in read_log(model.parent) if f"loss_{name}" in row]

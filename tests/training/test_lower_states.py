@@ -1,7 +1,5 @@
 """States of frozen layers from the cache beside computed ones, in value and gradient."""
 
-import json
-
 import pytest
 import torch
 
@@ -14,6 +12,7 @@ from gerund.training.losses.vectors import LowerStates
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
 from tests.tiny import tiny
+from tests.training.outcomes import losses_of
 
 
 @pytest.fixture(params=["llama", "gemma2", "gpt2"])
@@ -82,11 +81,6 @@ def test_a_model_that_is_trained_whole_is_refused(model):
         LowerStates(model, None)
 
 
-def of_run(folder):
-    lines = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text("utf-8").splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 @pytest.fixture
 def settings(adapting):
     return adapting
@@ -99,7 +93,7 @@ def test_a_training_with_the_cache_takes_the_same_steps(run, settings, base):
     settings["objectives"] = [{"kind": "simcse", "length": 32, "batch_size": 8, "dropout": 0}]
     settings |= {"steps": 2, "log_steps": 1, "save_steps": 2, "precision": "fp32"}
     plain, cached = run("plain"), run("cached", "model.cache_below=true")
-    assert of_run(cached) == pytest.approx(of_run(plain), rel=1e-4)
+    assert losses_of(cached, "simcse") == pytest.approx(losses_of(plain, "simcse"), rel=1e-4)
 
 
 @pytest.mark.parametrize(

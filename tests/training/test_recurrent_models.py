@@ -1,6 +1,5 @@
 """Recipes train models with recurrent layers, read causally and both ways, and what they write is read the same."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from gerund.training.recipe import load_recipe
 from gerund.training.run import train
 from tests.tiny import save_tiny
 from tests.training.conftest import sentences
+from tests.training.outcomes import read_log
 
 TEXTS = [sentences(i, 1) for i in range(3)]
 
@@ -34,7 +34,7 @@ def test_an_adapter_is_trained_and_read_again(hybrid, adapting, write_recipe, tm
     adapting["model"]["lora"]["dropout"] = 0.1
     adapting["objectives"] = [{"kind": objective, "length": 16, "batch_size": 4, **dropout}]
     model = train(load_recipe(write_recipe(adapting), [f"output={tmp_path / 'out'}", "steps=6"]))
-    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    log = read_log(tmp_path / "out")
     assert all(np.isfinite(line["loss"]) for line in log if "loss" in line)
 
     base, lm = gerund.load(hybrid, attention="causal", dtype="float32"), gerund.load(model, dtype="float32")

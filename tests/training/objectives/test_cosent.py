@@ -12,6 +12,7 @@ from gerund.training.losses.contrastive import cosent, ordered
 from gerund.training.recipe import Recipe
 from gerund.training.run import train
 from tests.training.conftest import adapter_settings, plain_settings
+from tests.training.outcomes import read_log
 
 SCORES = torch.tensor([3.0, 1.0, 3.0, 5.0, 0.5])
 
@@ -82,7 +83,7 @@ def test_a_run_puts_cosines_in_the_order_of_the_scores(corpus, tmp_path_factory,
     scores = torch.tensor([score for *_, score in PAIRS])
     assert ordered(cosines(base), scores) < 0.9
     assert ordered(cosines(folder), scores) == 1
-    log = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
+    log = read_log(folder.parent)
     assert log[-1]["cosent_accuracy"] > log[0]["cosent_accuracy"]
 
 

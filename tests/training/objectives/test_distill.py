@@ -1,6 +1,5 @@
 """Distillation from end to end: the student nears its teacher, its head is kept, vectors are made once."""
 
-import json
 from unittest.mock import patch
 
 import numpy as np
@@ -19,6 +18,7 @@ from gerund.training.trainable_model import prepare_model
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 from tests.training.conftest import adapter_settings, plain_settings, sentences
+from tests.training.outcomes import losses_of
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +61,11 @@ def agreement(folder, teacher):
     return float((gerund.load(folder).encode(texts) * gerund.load(teacher).encode(texts)).sum(1).mean())
 
 
-def losses_of(folder):
-    lines = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text("utf-8").splitlines()]
-    return [line["loss_distill"] for line in lines if "loss_distill" in line]
-
-
 @pytest.mark.slow
 def test_the_student_nears_its_teacher_and_its_head_is_kept(student, teacher, tmp_path):
     lm, other = gerund.load(student), gerund.load(teacher)
     assert lm.dimensions == other.dimensions != lm.runtime.state_width
-    losses = losses_of(student)
+    losses = losses_of(student, "distill")
     assert losses[-1] < 0.7 * losses[0]
     assert agreement(student, teacher) > 0.5
     # It lies in the teacher's space, which it declares, and is no less an encoder of its own.
@@ -159,10 +154,10 @@ def test_a_resumed_run_ends_with_the_same_weights(run, settings, tmp_path, token
 
 @pytest.mark.slow
 def test_further_layers_and_nested_sizes_are_learned_too(run, settings):
-    plain = losses_of(run("plain", "steps=2"))[0]
+    plain = losses_of(run("plain", "steps=2"), "distill")[0]
     settings["objectives"][0] |= {"layers": [1, 2], "matryoshka": [4, 8]}
     folder = run("more")
-    losses = losses_of(folder)
+    losses = losses_of(folder, "distill")
     assert losses[0] > plain + 0.1
     assert losses[-1] < losses[0]
     assert not [name for name in gerund.load(folder).head.state_dict() if "further" in name]
@@ -391,7 +386,7 @@ def test_an_early_exit_is_trained_and_kept(run, settings, write_recipe):
     adapter = prepare_model(load_recipe(write_recipe(settings)), write=False).adapter
     adapted = {name.partition("layers.")[2][0] for name, part in adapter.named_modules() if hasattr(part, "lora_A")}
     assert adapted == {"0"}
-    losses = losses_of(folder := run("out"))
+    losses = losses_of(folder := run("out"), "distill")
     assert losses[-1] < losses[0]
     lm = gerund.load(folder)
     assert lm.encoder.exit_layer == 1 < lm.n_layers

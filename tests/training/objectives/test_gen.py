@@ -19,6 +19,7 @@ from gerund.training.run import train
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny_t5
 from tests.training.conftest import adapter_settings, plain_settings, sentences
+from tests.training.outcomes import read_log
 
 _TEXTS = 24
 
@@ -123,7 +124,7 @@ def trained(corpus, tmp_path_factory, base):
 @pytest.mark.slow
 def test_a_run_learns_and_leaves_the_model_alone(trained, base, tmp_path):
     folder = trained
-    log = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text().splitlines()]
+    log = read_log(folder.parent)
     # Little can be said to a model of random weights: the gradients are tested above.
     for name, factor in (("loss_reconstruction", 0.999), ("loss_alignment", 0.6)):
         values = [line[name] for line in log if name in line]

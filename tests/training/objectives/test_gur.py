@@ -17,6 +17,7 @@ from tests.tiny import save_tiny, save_tiny_t5
 from tests.training.objectives import slow
 from tests.training.objectives.recipes import WORDS, built, text
 from tests.training.objectives.recipes import gur as recipe
+from tests.training.outcomes import read_log
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ class TestTraining:
         assert lm.encode(["the cat", "rain"]).shape == (2, 128)
         stored = json.loads((folder / "gerund.json").read_text())["fingerprint"]
         assert stored == lm.fingerprint()
-        first = json.loads((folder.parent / "log.jsonl").read_text().splitlines()[0])
+        first = read_log(folder.parent)[0]
         assert {"loss_gur", "loss_lm", "gur_accuracy"} <= set(first)
 
     @pytest.mark.slow

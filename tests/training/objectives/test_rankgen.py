@@ -20,6 +20,7 @@ from tests.training.objectives import slow
 from tests.training.objectives.recipes import WORDS, built, passage
 from tests.training.objectives.recipes import rankgen as recipe
 from tests.training.objectives.recipes import text as words
+from tests.training.outcomes import read_log
 
 
 def text(rng, count):
@@ -279,7 +280,7 @@ def test_other_passages_are_measured_at_every_evaluation(base, passages, tmp_pat
     assert (len(batches.texts), count) == (6, 1)  # those with a generated continuation
     assert {example.document[1] for example in batches.texts.examples} == {1}
     train(settings)
-    rows = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    rows = read_log(tmp_path / "out")
     assert [row["step"] for row in rows if "val_rankgen" in row] == [2, 4]
     assert all(np.isfinite(row["val_rankgen"]) for row in rows if "val_rankgen" in row)
 

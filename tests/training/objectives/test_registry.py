@@ -14,6 +14,7 @@ from gerund.training.objectives.sections import TextConfig
 from gerund.training.objectives.settings import OBJECTIVES
 from gerund.training.recipe import load_recipe
 from gerund.training.run import train
+from tests.training.outcomes import read_log
 
 
 class ReversalConfig(TextConfig):
@@ -77,7 +78,7 @@ def recipe(settings, write_recipe, tmp_path):
 @pytest.mark.slow
 def test_a_registered_objective_is_trained_from_a_recipe(registered, recipe):
     folder = train(load_recipe(recipe, ["objectives.reversal.rate=0.25"]))
-    rows = [json.loads(line) for line in (folder.parent / "log.jsonl").read_text("utf-8").splitlines()]
+    rows = read_log(folder.parent)
     assert [row["step"] for row in rows if "loss_reversal" in row and "loss_causal" in row] == [1, 2]
     assert "val_reversal" in rows[-1]
     report = json.loads((folder / "training.json").read_text("utf-8"))

@@ -21,6 +21,7 @@ from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
 from tests.adapters import PEFT_WARNINGS
 from tests.training.conftest import sentences
+from tests.training.outcomes import read_log
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in PEFT_WARNINGS]
 
@@ -93,7 +94,7 @@ def opened(folder):
 @pytest.mark.parametrize("way", ["adapter", "all-weights"])
 def test_a_step_of_every_objective(recipe_of, base, name, way, tmp_path):
     folder = train(recipe_of(name, "model.gradient_checkpointing=true" if way == "adapter" else "model.lora=null"))
-    rows = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text("utf-8").splitlines()]
+    rows = read_log(tmp_path / "out")
     told = {key: value for row in rows for key, value in row.items()}
     assert {key.removeprefix("loss_") for key in told if key.startswith("loss_")} == LOSSES[name]
     assert {key for key in told if key.startswith("val_")} == VALIDATED[name]
@@ -230,7 +231,7 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
         for choice in ("false", "true")
     )
     assert len(compiled) == 2
-    rows = [[json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()] for folder in (plain, quick)]
+    rows = [read_log(folder) for folder in (plain, quick)]
     for one, other in zip(*rows, strict=True):
         # SimCSE's dropout samples other numbers when it is compiled.
         for key in [key for key in one if ("loss" in key or "val_" in key) and "simcse" not in key]:
