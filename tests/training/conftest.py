@@ -136,3 +136,11 @@ def adapter_settings(settings, base):
 def adapting(settings, base):
     """Return a recipe that trains an adapter on ``base``; tests add objectives."""
     return adapter_settings(settings, base)
+
+
+@pytest.fixture
+def double(monkeypatch):
+    """Let ``.float()``, which lifts half precision, lift to float64: the code under test at full precision."""
+    import torch
+
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)

@@ -1,12 +1,14 @@
 """What a training leaves behind, read back, and a crash in the middle of one."""
 
 import json
+from contextlib import contextmanager
 
 import torch
 from safetensors.torch import load_file
 
 from gerund.training.run_folder import newest_checkpoint
 from gerund.training.step import TrainingModule
+from gerund.training.trainer import GerundTrainer
 
 
 class CrashError(Exception):
@@ -17,17 +19,28 @@ def crash():
     raise CrashError
 
 
-def crash_at(monkeypatch, step, how=crash):
-    """Let the training die behind optimizer step ``step``, between two parts of the next, or do something else."""
-    original, seen = TrainingModule.forward, []
+@contextmanager
+def crashing(step=None, how=crash):
+    """Let a training die behind step ``step``, counted from 0, within the next one; or let it do something else."""
+    training_step, forward, taken = GerundTrainer.training_step, TrainingModule.forward, []
 
-    def forward(self, *args, **kwargs):
-        seen.append(torch.is_grad_enabled())
-        if self.training and len([one for one in seen if one]) == 2 * step + 2:
+    def watched_step(self, model, inputs, *args):
+        total = training_step(self, model, inputs, *args)
+        taken.append(inputs["step"])
+        return total
+
+    def watched_forward(self, *args, **kwargs):
+        result = forward(self, *args, **kwargs)
+        if self.training and torch.is_grad_enabled() and taken and taken[-1] == step:
+            taken.append(None)  # once
             how()
-        return original(self, *args, **kwargs)
+        return result
 
-    monkeypatch.setattr(TrainingModule, "forward", forward)
+    GerundTrainer.training_step, TrainingModule.forward = watched_step, watched_forward
+    try:
+        yield
+    finally:
+        GerundTrainer.training_step, TrainingModule.forward = training_step, forward
 
 
 def state(folder):

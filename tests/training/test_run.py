@@ -9,11 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gerund.errors import ConfigError, GerundError, OutputExistsError, ResourceError
-from gerund.training import estimate as estimates
-from gerund.training.estimate import estimate
 from gerund.training.objectives.language_modelling import CausalLosses
 from gerund.training.processes import has_bf16
-from gerund.training.recipe import load_recipe
 from gerund.training.step import TrainingModule
 from tests.training.outcomes import losses, read_log
 
@@ -173,51 +170,3 @@ class TestModel:
         assert losses(tmp_path / "out")[-1][2] < 5.7
         weights = load_file(tmp_path / "out/checkpoints/checkpoint-12/trainable.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-
-    def test_estimate_of_every_kind_of_text_before_there_is_a_tokenizer(self, settings, write_recipe, tmp_path):
-        objectives = "objectives=[{kind: mntp, length: 16, batch_size: 2}, {kind: simcse, length: 16, batch_size: 2}]"
-        encoder = "encoder={attention: bidir, append_eos: true}"
-        found = estimate(load_recipe(write_recipe(settings), [objectives, encoder, f"output={tmp_path / 'out'}"]))
-        assert found.objectives == {"mntp": 32, "simcse": 64}
-
-    def test_estimate_takes_steps_of_every_stage(self, settings, write_recipe, tmp_path, monkeypatch):
-        taken = []
-        own = TrainingModule.forward
-
-        def forward(self, name, part, **more):
-            taken.append(name)
-            return own(self, name, part, **more)
-
-        monkeypatch.setattr(TrainingModule, "forward", forward)
-        end_token = "encoder={attention: causal, pooling: last, append_eos: true}"
-        objectives = (
-            "objectives=[{kind: unimae, length: 16, batch_size: 2, weight: [[0, 1], [3, 0], [9, 2]]}, "
-            "{kind: simcse, length: 16, batch_size: 4, weight: [[0, 0], [3, 1], [5, 0.5], [9, 0]]}]"
-        )
-        found = estimate(load_recipe(write_recipe(settings), [objectives, end_token, f"output={tmp_path / 'out'}"]))
-        # SimCSE reads its four texts twice; twelve steps, of which six are the second stage's.
-        assert found.objectives == {"unimae": 32, "simcse": 128}
-        assert (found.tokens_per_step, found.tokens) == (128, 6 * 32 + 6 * 128)
-        assert taken == ["unimae"] * 3 + ["simcse"] * 6
-        assert found.seconds_per_step == pytest.approx(found.seconds / 12)
-
-    def test_estimate_takes_two_steps_where_they_are_long(self, settings, write_recipe, tmp_path, monkeypatch):
-        taken = []
-        monkeypatch.setattr(estimates, "_timed_step", lambda *_: taken.append(1) or 20.0 - 4 * len(taken))
-        recipe = load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"])
-        # 16 and 12 seconds leave time for a third step of 8.
-        assert estimate(recipe).seconds == 16 + 10 * (recipe.steps - 1)
-        assert len(taken) == 3
-        taken.clear()
-        monkeypatch.setattr(estimates, "_LONG_SECONDS", 28.0)
-        assert estimate(recipe).seconds == 16 + 12 * (recipe.steps - 1)
-        assert len(taken) == 2
-
-    def test_estimate_writes_nothing(self, settings, write_recipe, tmp_path):
-        found = estimate(load_recipe(write_recipe(settings), [f"output={tmp_path / 'out'}"]))
-        assert (found.tokens_per_step, found.tokens) == (128, 1536)
-        attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 32, 2 * 16
-        assert found.trained_parameters == found.parameters == 320 * 16 + 2 * (attention + feed_forward + norms) + 16
-        assert found.seconds > 0
-        assert found.seconds_per_step == pytest.approx(found.seconds / 12)
-        assert not (tmp_path / "out").exists()

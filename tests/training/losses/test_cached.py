@@ -74,19 +74,6 @@ def test_equals_the_plain_loss_over_the_same_chunks(dropout, sizes, dtype, toler
     assert_same(found, run(plain, parts, chunks), tolerance)
 
 
-def test_equals_the_loss_in_one_piece_without_dropout():
-    parts, chunks = case(0.0)
-    assert_same(run(cached, parts, chunks), run(plain, parts, [torch.cat(chunks)]), 1e-14)
-
-
-def test_other_random_numbers_would_be_noticed(monkeypatch):
-    parts, chunks = case(0.4)
-    expected = run(plain, parts, chunks)
-    monkeypatch.setattr("gerund.training.losses.contrastive._RandomState.restore", lambda self: None)
-    found = run(cached, parts, chunks)
-    assert (found[1] - expected[1]).norm() > 0.1 * expected[1].norm()
-
-
 @pytest.mark.parametrize("sizes", [(3, 3, 2, 4), (12,)])
 def test_the_trainer_scales_and_sees_which_chunk_is_last(sizes):
     parts, chunks = case(0.4, sizes=sizes)

@@ -48,11 +48,6 @@ def slow_similarity(student, teacher, temperature):
     return total / len(student)
 
 
-@pytest.fixture
-def double(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
 LOSSES = {
     "cosine": (cosine_loss, slow_cosine),
     "squared": (squared_loss, slow_squared),

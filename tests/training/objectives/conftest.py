@@ -39,12 +39,6 @@ def ids_of(tokenizer):
 
 
 @pytest.fixture
-def double(monkeypatch):
-    """Let ``.float()``, which lifts half precision, lift to float64: the code under test at full precision."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-
-
-@pytest.fixture
 def model(tokenizer):
     """Return a GPT-2: it computes in float64 throughout, where others drop to float32 in their norms."""
     return gpt2(len(tokenizer))

@@ -18,41 +18,25 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from gerund.errors import GerundError
+from gerund.errors import DataError, GerundError
 from gerund.training.corpus.texts import Sources
 from gerund.training.losses import vectors as by_length
 from gerund.training.objectives.base import prepare_objectives
-from gerund.training.processes import check_shared_folder, on_first_process, once_per_node, process_count, process_index
+from gerund.training.processes import (
+    check_shared_folder,
+    gather_numbers,
+    gather_rows,
+    on_first_process,
+    once_per_node,
+    process_count,
+    process_index,
+)
 from gerund.training.recipe import load_recipe
 from gerund.training.run import _gathered, _start, train
 from gerund.training.sharding import WEIGHTS, gather_trained, is_sharded, read_weights, whole
 from gerund.training.step import StepData, TrainingModule, run_step
 from gerund.training.trainable_model import prepare_model
-from gerund.training.trainer import GerundTrainer
-from tests.training.outcomes import CrashError
-
-
-@contextmanager
-def crashing(crash=None):
-    """Let a training die in step ``crash``, between two parts."""
-    training_step, forward, taken = GerundTrainer.training_step, TrainingModule.forward, []
-
-    def watched_step(self, model, inputs, *args):
-        total = training_step(self, model, inputs, *args)
-        taken.append(inputs["step"])
-        return total
-
-    def watched_forward(self, *args, **kwargs):
-        result = forward(self, *args, **kwargs)
-        if self.training and torch.is_grad_enabled() and taken and taken[-1] == crash:
-            raise CrashError
-        return result
-
-    GerundTrainer.training_step, TrainingModule.forward = watched_step, watched_forward
-    try:
-        yield
-    finally:
-        GerundTrainer.training_step, TrainingModule.forward = training_step, forward
+from tests.training.outcomes import CrashError, crashing
 
 
 def carry_out(recipe, overrides, *, resume=False, crash=None):
@@ -189,3 +173,36 @@ def work_nodes(folder: Path, rank: int, port: int) -> None:
                 told.append(str(error))
         (folder / f"nodes-{rank}.json").write_text(json.dumps(told))
         torch.distributed.destroy_process_group()
+
+
+def complaint(work: object, rows: torch.Tensor) -> torch.Tensor:
+    """Return what an error says, as bytes."""
+    try:
+        work(rows)
+    except DataError as error:
+        return torch.tensor(list(str(error).encode()), dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def work_gathering(folder: Path, rank: int, port: int) -> None:
+    """Gather rows as process ``rank`` of two."""
+    with joined(folder, rank, port):
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in gathered(rank).items()}, folder / f"{rank}.safetensors"
+        )
+        torch.distributed.destroy_process_group()
+
+
+def gathered(rank: int) -> dict[str, torch.Tensor]:
+    """Return what this process has seen, and what it was refused."""
+    found = {}
+    rows = torch.arange(4.0).view(2, 2) + 10 * rank
+    found["rows"], first = gather_rows(rows.T)  # not contiguous
+    found["first"] = torch.tensor(first)
+    found["numbers"] = gather_numbers(torch.tensor([5, 6, 7])[::2] + rank)
+    found["more rows"] = complaint(gather_rows, torch.zeros(2 + rank, 3))
+    found["wider rows"] = complaint(gather_rows, torch.zeros(2, 3 + rank))
+    found["more numbers"] = complaint(gather_numbers, torch.zeros(2 + rank))
+    found["still in step"], _ = gather_rows(torch.full((1, 1), float(rank)))
+    return found
