@@ -194,7 +194,8 @@ class TestEverything:
         return everything(adapting)
 
     @pytest.fixture(scope="class")
-    def whole(self, corpus, tmp_path_factory, base):
+    @classmethod
+    def whole(cls, corpus, tmp_path_factory, base):
         recipe = everything(adapter_settings(plain_settings(corpus, tmp_path_factory), base))
         return train(Recipe.model_validate(recipe)).parent
 

@@ -209,7 +209,8 @@ class TestPointwise:
     """A reranker beside the model."""
 
     @pytest.fixture(scope="class")
-    def lists(self, tmp_path_factory):
+    @classmethod
+    def lists(cls, tmp_path_factory):
         return written_lists(tmp_path_factory.mktemp("lists"), "river")
 
     @pytest.fixture
@@ -217,7 +218,8 @@ class TestPointwise:
         return reranking(corpus, tmp_path_factory, base, lists)
 
     @pytest.fixture(scope="class")
-    def trained(self, corpus, tmp_path_factory, base, lists):
+    @classmethod
+    def trained(cls, corpus, tmp_path_factory, base, lists):
         """Return the folder of a model whose reranker has learned."""
         recipe = reranking(corpus, tmp_path_factory, base, lists)
         recipe |= {"steps": 60, "save_steps": 60, "eval_steps": 60, "schedule": {"name": "constant"}}
