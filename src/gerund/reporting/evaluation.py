@@ -195,12 +195,10 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
     from gerund.reporting.plots.style import picture
 
     prompt, show = task.prompt(config), config.show_progress
-    cosines = {
-        system.label: compared_in_pairs(
-            *(system.encode(side, prompt=prompt, show=show) for side in (data.left, data.right)), "cosine"
-        )
-        for system in models
-    }
+    cosines = {}
+    for system in models:
+        left_ND, right_ND = (system.encode(side, prompt=prompt, show=show) for side in (data.left, data.right))
+        cosines[system.label] = compared_in_pairs(left_ND, right_ND, "cosine")
     figure = similarity_histograms(cosines, data.ratings, title=task.title)
     separations = {name: separation(values, data.ratings) for name, values in cosines.items()}
     effects = ", ".join(

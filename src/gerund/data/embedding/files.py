@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.jobs.files import atomic_file, write_atomic
@@ -111,8 +113,6 @@ def read_vectors(path: Path, fingerprint: str) -> np.ndarray:
 
 def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -> None:
     """Write one part atomically, with facts for ``read_facts``; ``id_type`` is that of all parts."""
-    import pyarrow as pa
-
     n, d = part.vectors.shape
     schema = _schema(id_type, part.texts is not None, d).with_metadata({_PART_KEY: json.dumps(facts)})
     flat = pa.array(np.ascontiguousarray(part.vectors, dtype=np.float32).reshape(-1))
@@ -128,8 +128,6 @@ def write_part(path: Path, part: Part, id_type: IdType, facts: dict[str, Any]) -
 
 def read_facts(path: Path) -> dict[str, Any] | None:
     """Return the facts of a part; None if it is unreadable."""
-    import pyarrow as pa
-
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
             facts = json.loads(reader.schema.metadata[_PART_KEY.encode()])
@@ -140,9 +138,6 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 def join_parquet(parts: Sequence[Path], target: Path, info: dict[str, Any]) -> None:
     """Join parts into one Parquet file, with one row group in memory at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     precision, ranges = _precision_of(parts, info)
     schema = _converted(_opened_schema(parts[0]).empty_table(), precision, ranges).schema
     schema = schema.with_metadata({METADATA_KEY: json.dumps(info, ensure_ascii=False)})
@@ -189,8 +184,6 @@ def _precision_of(parts: Sequence[Path], info: dict[str, Any]) -> tuple[Precisio
 
 
 def _converted(table: Any, precision: Precision, ranges: np.ndarray | None) -> Any:
-    import pyarrow as pa
-
     if precision == "float32":
         return table
     quantized = quantize(_vectors(table), precision, ranges)
@@ -203,8 +196,6 @@ def _converted(table: Any, precision: Precision, ranges: np.ndarray | None) -> A
 
 
 def _schema(id_type: IdType, with_text: bool, d: int) -> Any:
-    import pyarrow as pa
-
     # Without nulls Parquet writes and reads the vectors twice as fast.
     vector = pa.list_(pa.field("element", pa.float32(), nullable=False), d)
     fields = [pa.field("id", pa.int64() if id_type == "int" else pa.string(), nullable=False)]
@@ -214,15 +205,11 @@ def _schema(id_type: IdType, with_text: bool, d: int) -> Any:
 
 
 def _opened_schema(path: Path) -> Any:
-    import pyarrow as pa
-
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         return reader.schema
 
 
 def _grouped(parts: Sequence[Path]) -> Iterator[list[Any]]:
-    import pyarrow as pa
-
     group: list[Any] = []
     size = 0
     for path in parts:
@@ -245,9 +232,6 @@ def _vectors(table: Any) -> np.ndarray:
 
 
 def _read_parquet(path: Path) -> Embeddings:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         table = pq.read_table(path, columns=["id", "embedding"])
     except pa.ArrowException as error:

@@ -532,6 +532,7 @@ class EmbeddingJob:
                 yield shard
 
         make = partial(_prepared, work, workers.make)
+        at_workers: StatefulWork[Shard, dict[str, Any] | None]
         at_workers = StatefulWork(make, gpus=workers.gpus, threads=workers.threads)
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,

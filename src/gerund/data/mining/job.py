@@ -29,6 +29,8 @@ from typing import Any, BinaryIO
 from zlib import crc32
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
 from gerund.data.corpus import BadDocument, Record, all_records, corpus_format, document_of, plain_lines
@@ -280,9 +282,6 @@ def _without_garbage_collection() -> Iterator[None]:
 
 def read_facts(path: Path) -> Facts | None:
     """Return the facts of a part; None if it isn't complete."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         facts = json.loads((pq.read_schema(path).metadata or {})[_FACTS])
         return Facts(**{**facts, "errors": tuple(BadDocument(**error) for error in facts["errors"])})
@@ -343,16 +342,11 @@ def _pair_key(a: str, b: str, seed: int) -> tuple[int, int]:
 
 def schema(names: dict[str, str]) -> Any:
     """Return a pyarrow schema."""
-    import pyarrow as pa
-
     return pa.schema([(name, pa.type_for_alias(kind)) for name, kind in names.items()])
 
 
 def write_part(path: Path, columns: dict[str, list[Any]], facts: Facts) -> None:
     """Write pairs and facts as a part, atomically."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     metadata = {_FACTS: json.dumps(asdict(facts))}
     table = pa.table(columns, schema=schema({**COLUMNS, **KEYS}).with_metadata(metadata))
     with atomic_file(path, apart=True) as file:
@@ -373,8 +367,6 @@ def gather(parts: Sequence[Path], target: Path, spill: Path) -> int:
 
     ``spill`` is a folder for intermediate files; it is made, and removed again.
     """
-    import pyarrow as pa
-
     write = _write_parquet if target.name.endswith(".parquet") else _write_jsonl
     make_folder(spill)
     try:
@@ -390,9 +382,6 @@ def gather(parts: Sequence[Path], target: Path, spill: Path) -> int:
 
 def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
     """Distribute the pairs over files by key; every key of a file is smaller than those of the next."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     bits = min((sum(map(_table_bytes, parts)) // _BUCKET).bit_length(), _MOST_BUCKETS_BITS)
     buckets = [spill / f"bucket-{number:03}.arrow" for number in range(1 << bits)]
     with ExitStack() as stack:
@@ -417,16 +406,12 @@ def _distribute(parts: Sequence[Path], spill: Path) -> list[Path]:
 
 def _table_bytes(part: Path) -> int:
     """Return the size of a part's pairs in memory, in bytes."""
-    import pyarrow.parquet as pq
-
     facts = pq.read_metadata(part)
     return sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
 
 
 def _sorted(bucket: Path) -> Iterator[Any]:
     """Yield the pairs of a file sorted by key, of equal pairs the earliest, as tables of some rows."""
-    import pyarrow as pa
-
     with pa.OSFile(str(bucket), "rb") as file, pa.ipc.open_stream(file) as stream:
         table = stream.read_all()
     bucket.unlink()
@@ -443,8 +428,6 @@ def _sorted(bucket: Path) -> Iterator[Any]:
 
 
 def _write_parquet(file: BinaryIO, tables: Iterator[Any]) -> int:
-    import pyarrow.parquet as pq
-
     count = 0
     with pq.ParquetWriter(file, schema(COLUMNS), compression="zstd") as writer:
         for table in tables:
