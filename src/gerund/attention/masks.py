@@ -64,7 +64,9 @@ def visible(
         see = see & _near(index_T[None], length, window)
     if view.hidden:
         # From later tokens only: LBW, appendix F, where MASK9 of ten tokens is the reverse causal mask.
-        see = see & ~(_first_tokens(view.hidden, index_T, real_BT)[:, None, :] & (key < query))
+        # The first real tokens of each text, after any left padding.
+        first_BT = (index_T < view.hidden)[None] if real_BT is None else real_BT & (real_BT.cumsum(1) <= view.hidden)
+        see = see & ~(first_BT[:, None, :] & (key < query))
     if real_BT is not None:
         see = see & real_BT[:, None, :]
     return (see | (query == key))[:, None]  # (B or 1, 1, T, T)
@@ -129,13 +131,6 @@ def _direction(direction: Direction, query: Array, key: Array, span_BT: Array | 
     # MAGNET, section 3.1: context sees context; a span token sees context and its own span so far.
     same_span = span_BT[:, :, None] == span_BT[:, None, :]
     return (span_BT == 0)[:, None, :] | (same_span & (key <= query)[None])
-
-
-def _first_tokens(hidden: int, index_T: Array, real_BT: Array | None) -> Array:  # (B or 1, T)
-    """Mark the first ``hidden`` real tokens of each text, after any left padding."""
-    if real_BT is None:
-        return (index_T < hidden)[None]
-    return real_BT & (real_BT.cumsum(1) <= hidden)
 
 
 def padding_side(real_BT: Tensor) -> str:

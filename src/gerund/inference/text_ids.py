@@ -403,7 +403,9 @@ def _is_local(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     if any(crossing.search(token) for token in vocabulary):
         return False
-    return all(_looks_nowhere(part) for part in (core.normalizer, core.pre_tokenizer) if part is not None)
+    # All the usual normalizers and pre-tokenizers treat every word by itself.
+    parts = [part for part in (core.normalizer, core.pre_tokenizer) if part is not None]
+    return all(_is_local_state(json.loads(part.__getstate__())) for part in parts)
 
 
 # fmt: off
@@ -412,11 +414,6 @@ _LOCAL = frozenset((
     "Metaspace", "Whitespace", "WhitespaceSplit", "Punctuation", "Digits", "BertPreTokenizer",
 ))
 # fmt: on
-
-
-def _looks_nowhere(part: Any) -> bool:
-    """Whether a normalizer or pre-tokenizer treats every word by itself, as all the usual ones do."""
-    return _is_local_state(json.loads(part.__getstate__()))
 
 
 def _is_local_state(state: dict[str, Any]) -> bool:

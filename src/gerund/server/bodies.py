@@ -104,7 +104,7 @@ class Body(BaseModel):
         for name, value in body.items():
             if name in known or is_accepted(cls.without_effect, name, value):
                 continue
-            shown = _printable(name)
+            shown = name[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode() or "''"
             close = get_close_matches(shown, sorted(known - body.keys()), 1, _ALIKE)
             message = f"{shown} is not supported here; leave it out"
             if close:
@@ -128,11 +128,6 @@ class RequestBody(Body):
 
     model: ModelName | None = None
     """The model's name as ``/v1/models`` lists it; default: the served model."""
-
-
-def _printable(name: str) -> str:
-    """Return the part of a name that a message can quote."""
-    return name[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode() or "''"
 
 
 def place_of(error: dict[str, Any], body: Any) -> str:

@@ -101,6 +101,11 @@ class ClientGoneError(ApiError):
         super().__init__("the client has gone", GONE)
 
 
+def unsupported(param: str, message: str) -> ApiError:
+    """Return the error about a field, or a value of it, that the API has and this server has not."""
+    return ApiError(message, param=param, code="not_supported")
+
+
 def unknown_model(name: str, *known: str) -> ApiError:
     """Return the error for a model that isn't served."""
     return ApiError(

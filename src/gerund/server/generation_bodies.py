@@ -1,6 +1,6 @@
 """Bodies of chats, completions and infilling, with their tools, and how they become ``GenerationConfig``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -9,7 +9,7 @@ from gerund.inference.generate.config import GenerationConfig, GenerationKeyword
 from gerund.inference.generate.prompts import TemplateOptions
 from gerund.inference.generate.tools import MOST_TOOLS, NAME_PATTERN, ToolKeywords
 from gerund.server.bodies import ANY, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts, TokenId, worst
-from gerund.server.errors import ApiError
+from gerund.server.errors import ApiError, unsupported
 from gerund.settings.sampling import Sampling
 
 MOST_CALLS = 1024
@@ -184,7 +184,7 @@ def refuse_first(requested: dict[str, bool], where: str = "here") -> None:
     """Raise an error for the first field that is requested."""
     for name, is_requested in requested.items():
         if is_requested:
-            raise ApiError(f"{name} is not supported {where}; leave it out", param=name, code="not_supported")
+            raise unsupported(name, f"{name} is not supported {where}; leave it out")
 
 
 def _biases(given: Any) -> Any:
@@ -424,6 +424,15 @@ class Part(Body):
     video_url: Any = None
 
 
+def text_parts(parts: Sequence[Any], where: str, kinds: Collection[str] = ("text",)) -> list[dict[str, str]]:
+    """Return the parts of a message in the form of templates; raise an error for one that is no text."""
+    for number, part in enumerate(parts):
+        if part.type not in kinds or part.text is None:
+            place = f"{where}.{number}"
+            raise unsupported(place, f"{place} is of type {part.type[:60]!r}, and this server reads text alone")
+    return [{"type": "text", "text": part.text} for part in parts]
+
+
 class Message(Body):
     """One turn of a conversation."""
 
@@ -503,23 +512,14 @@ class ChatRequest(GenerationBody):
         for number, message in enumerate(self.messages):
             where = f"messages.{number}"
             if message.function_call or message.role == "function":
-                raise ApiError(
-                    f"{where}: functions are not supported; use tools, tool_calls and the role tool",
-                    param=where,
-                    code="not_supported",
+                raise unsupported(
+                    where, f"{where}: functions are not supported; use tools, tool_calls and the role tool"
                 )
             if message.tool_calls and message.role != "assistant":
                 raise ApiError(f"{where}: tool_calls belong to the role assistant", param=f"{where}.tool_calls")
             content: Any = message.content
             if isinstance(content, list):
-                for place, part in enumerate(content):
-                    if part.type != "text" or part.text is None:
-                        raise ApiError(
-                            f"{where}.content.{place} is of type {part.type!r}, and this server reads text alone",
-                            param=f"{where}.content.{place}",
-                            code="not_supported",
-                        )
-                content = [{"type": "text", "text": part.text} for part in content]
+                content = text_parts(content, f"{where}.content")
             if content is None and message.tool_calls:
                 content = ""
             if content is None:

@@ -30,7 +30,7 @@ from gerund.inference.generate.sequence import Piece
 from gerund.inference.generate.tool_reading import CallReader, Event
 from gerund.inference.generate.tools import ToolUse
 from gerund.retrieval.question_answering import ANSWER_HITS, NOTHING, AnswerPieces, AskKeywords, PendingAnswer, Question
-from gerund.server.errors import ApiError, api_error, blamed, errors_about
+from gerund.server.errors import ApiError, api_error, blamed, errors_about, unsupported
 from gerund.server.generation_bodies import ChatRequest, CompletionRequest, GenerationBody, Sampled
 from gerund.server.openai_format import AnswerForm, Echo, EventStream, usage_of
 from gerund.server.service import RequestContext, Service
@@ -345,10 +345,9 @@ def turns_of(conversation: Sequence[Mapping[str, Any]], param: str) -> list[dict
             continue
         if role not in ("user", "assistant") or message.get("tool_calls"):
             kind = "a tool call" if message.get("tool_calls") else f"a message of the role {role!r}"
-            raise ApiError(
-                f"{param}.{number} is {kind}; answers from the index take the roles system, user and assistant",
-                param=f"{param}.{number}",
-                code="not_supported",
+            place = f"{param}.{number}"
+            raise unsupported(
+                place, f"{place} is {kind}; answers from the index take the roles system, user and assistant"
             )
         if role == "assistant":
             text = _LIST.sub("", text)

@@ -422,13 +422,10 @@ def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
     """Return bfloat16 where the weights are float32 and the vectors hardly change, else None."""
-    if runtime.model.dtype != torch.float32 or _fills_spans(runtime) or is_one_graph(runtime.model):
+    fills_spans = any(view.direction is Direction.HYBRID for view in runtime.plan.views)
+    if runtime.model.dtype != torch.float32 or fills_spans or is_one_graph(runtime.model):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
-
-
-def _fills_spans(runtime: EncoderRuntime) -> bool:
-    return any(view.direction is Direction.HYBRID for view in runtime.plan.views)
 
 
 class TextClassifier(nn.Module):

@@ -90,7 +90,10 @@ class RequestSettings:
                 raise ConfigError(
                     f"`{name}` has the token {wrong}; this model's tokens are 0 to {vocabulary.size - 1}."
                 )
-        control = _stop_tokens(vocabulary.tokenizer, settings.stop)
+        added = vocabulary.tokenizer.added_tokens_decoder.items()
+        # Stop strings that spell a control token, which never occurs in a text.
+        special = {token.content: index for index, token in added if token.special}
+        control = {text: special[text] for text in settings.stop if text in special}
         self.stop = tuple(text for text in settings.stop if text not in control)
         # What each token that ends the text is called in the result.
         self.stop_tokens: dict[int, str | int] = {token: token for token in settings.stop_token_ids}
@@ -105,7 +108,6 @@ class RequestSettings:
             )
         self.spelled: dict[int, str] = {}
         if settings.spelled_tokens:
-            added = vocabulary.tokenizer.added_tokens_decoder.items()
             self.spelled = {token: one.content for token, one in added if one.content in settings.spelled_tokens}
         self.limits = TokenLimits.of(settings, vocabulary.tokenizer, vocabulary.size, self.ends)
         # Sequences with equal sampling settings are filtered together.
@@ -323,9 +325,3 @@ def _chosen(sequences: Sequence[SequenceState], scores_BV: Array) -> list[int]:
 def _most_likely(logprobs_V: Array, count: int) -> list[tuple[int, float]]:
     [values], [places] = largest(logprobs_V[None], count)
     return list(zip(places.tolist(), values.tolist(), strict=True))
-
-
-def _stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> dict[str, int]:
-    """Return the stop strings that spell a control token, which never occurs in a text."""
-    special = {added.content: token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    return {text: special[text] for text in stop if text in special}

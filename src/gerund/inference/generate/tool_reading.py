@@ -45,11 +45,6 @@ class CallDelta:
 Event = str | CallDelta
 
 
-def new_id() -> str:
-    """Return an id for a call; Mistral's templates want nine letters and digits."""
-    return uuid.uuid4().hex[:9]
-
-
 class CallReader:
     """Read one answer. Text is passed on until the first call; what is written between and after calls is dropped."""
 
@@ -152,7 +147,8 @@ class CallReader:
 
     def _started(self, name: str, arguments: str = "") -> CallDelta:
         self.count += 1
-        return CallDelta(self.count - 1, arguments, name, new_id())
+        # Mistral's templates want nine letters and digits as the id.
+        return CallDelta(self.count - 1, arguments, name, uuid.uuid4().hex[:9])
 
     def _arguments(self, last: bool) -> Sequence[Event]:
         del last

@@ -36,7 +36,7 @@ from gerund.server.routes.embeddings import encode_inputs
 from gerund.server.routes.generation import complete_before_suffix
 from gerund.server.service import Served, Service
 from gerund.server.work import AnswerWork, GenerationWork, answer_work, chat_work, text_work
-from gerund.types import Generation, TokenLogprob, ToolCall
+from gerund.types import Generation, TokenLogprob
 
 # Ollama's defaults.
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
@@ -53,7 +53,7 @@ class Options(Body):
         **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa"), ANY),
         **dict.fromkeys(("low_vram", "use_mmap", "use_mlock", "vocab_only", "f16_kv", "logits_all"), ANY),
         # Samplers that are off, and the settings that only matter when they are on.
-        **dict.fromkeys(("mirostat",), (0,)),
+        "mirostat": (0,),
         **dict.fromkeys(("mirostat_tau", "mirostat_eta", "repeat_last_n", "penalize_newline"), ANY),
         "tfs_z": (1,),
         "embedding_only": (False,),
@@ -118,17 +118,17 @@ class OllamaBody(RequestBody):
         return {"stream": self.streams, "response_format": form, **options}
 
 
-class OllamaCall(Body):
-    """An earlier call of the model."""
-
-    without_effect: ClassVar[Accepted | None] = {"id": ANY, "type": ANY}
-    function: "OllamaFunction"
-
-
 class OllamaFunction(CalledFunction):
     """The name and arguments of a call."""
 
     without_effect: ClassVar[Accepted | None] = {"index": ANY}
+
+
+class OllamaCall(Body):
+    """An earlier call of the model."""
+
+    without_effect: ClassVar[Accepted | None] = {"id": ANY, "type": ANY}
+    function: OllamaFunction
 
 
 class OllamaMessage(Body):
@@ -225,9 +225,6 @@ class ShowRequest(RequestBody):
     """The older name of ``model``."""
 
 
-OllamaCall.model_rebuild()
-
-
 def moment(seconds: float | None = None) -> str:
     """Return a time as Ollama writes it; None for now."""
     at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
@@ -259,7 +256,7 @@ class OllamaForm(AnswerForm):
     def whole(self, completions: Sequence[Generation], usage: dict[str, Any]) -> dict[str, Any]:
         [completion] = completions
         calls, text = _calls(completion)
-        self._reason = _reason(completion)
+        self._reason = "stop" if completion.finished else "length"
         return {**self._with_details(self._piece(text, calls)), **self._end(usage)}
 
     def first(self, count: int) -> tuple[()]:
@@ -275,7 +272,7 @@ class OllamaForm(AnswerForm):
     def last(self, index: int, completion: Generation) -> Iterator[dict[str, Any]]:
         del index
         calls, text = _calls(completion)
-        self._reason = _reason(completion)
+        self._reason = "stop" if completion.finished else "length"
         unread = text[len(completion.text) :]
         if calls or unread:
             yield {**self._piece(unread, calls), "done": False}
@@ -319,10 +316,6 @@ class OllamaForm(AnswerForm):
         }
 
 
-def _reason(completion: Generation) -> str:
-    return "stop" if completion.finished else "length"
-
-
 def _calls(completion: Generation) -> tuple[list[dict[str, Any]], str]:
     """Return the tool calls, whose arguments are objects in Ollama's form, and the text with those that are none."""
     text, calls = completion.text, []
@@ -330,12 +323,8 @@ def _calls(completion: Generation) -> tuple[list[dict[str, Any]], str]:
         if call.is_valid:
             calls.append({"function": {"name": call.name, "arguments": json.loads(call.arguments)}})
         else:
-            text += _as_text(call)
+            text += f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}'
     return calls, text
-
-
-def _as_text(call: ToolCall) -> str:
-    return f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}'
 
 
 # The version of Ollama whose routes these are; some clients want a certain one.

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from gerund.inference.generate.tool_reading import Event
 from gerund.inference.generate.tools import MOST_TOOLS
 from gerund.server.bodies import ANY, Accepted, Body, Count, not_supported
-from gerund.server.errors import STREAMS, ApiError
+from gerund.server.errors import STREAMS, ApiError, unsupported
 from gerund.server.generation_bodies import (
     MOST_CALLS,
     ChatRequest,
@@ -23,6 +23,7 @@ from gerund.server.generation_bodies import (
     StreamOptions,
     ToolFunction,
     ToolName,
+    text_parts,
     translated,
 )
 from gerund.server.openai_format import AnswerForm, Wire
@@ -124,10 +125,8 @@ class ResponsesRequest(Sampled):
         """Return the request as a chat."""
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
-                raise ApiError(
-                    f"{name} is not supported: nothing is stored; send the whole conversation as input",
-                    param=name,
-                    code="not_supported",
+                raise unsupported(
+                    name, f"{name} is not supported: nothing is stored; send the whole conversation as input"
                 )
         form = None if self.text is None or self.text.format is None else self.text.format.model_dump(by_alias=True)
         if form is not None and form["type"] == "json_schema" and form["json_schema"] is None:
@@ -165,10 +164,9 @@ class ResponsesRequest(Sampled):
                     raise ApiError(f"{where}.role: a message needs a role, such as user", param=f"{where}.role")
                 messages.append({"role": item.role, "content": _text(item.content, f"{where}.content")})
             else:
-                raise ApiError(
+                raise unsupported(
+                    f"{where}.type",
                     f"{where} is of type {item.type!r}; supported are message, function_call, function_call_output",
-                    param=f"{where}.type",
-                    code="not_supported",
                 )
         return messages
 
@@ -193,16 +191,7 @@ def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str) -> No
 def _text(content: Parts | None, where: str) -> str | list[dict[str, str]]:
     if content is None:
         raise ApiError(f"{where} is missing; give a text", param=where)
-    if isinstance(content, str):
-        return content
-    for place, part in enumerate(content):
-        if part.type not in _TEXT_PARTS or part.text is None:
-            raise ApiError(
-                f"{where}.{place} is of type {part.type[:60]!r}, and this server reads text alone",
-                param=f"{where}.{place}",
-                code="not_supported",
-            )
-    return [{"type": "text", "text": part.text or ""} for part in content]
+    return content if isinstance(content, str) else text_parts(content, where, _TEXT_PARTS)
 
 
 class ResponsesForm(AnswerForm):
