@@ -38,8 +38,7 @@ from gerund.inference.generate.prompts import (
 )
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit, Piece
-from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt
-from gerund.inference.generate.vector_reading import is_one, sessions_of
+from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt, sessions_of
 from gerund.inference.generate.writing import Writes
 from gerund.inference.infill import BLANK, expansion, infilling, untrained_to_fill
 from gerund.inference.infill.infilling import InfillKeywords, Method, each, infill_sampling
@@ -696,7 +695,8 @@ class LanguageModel(Writes, Embeds, Ranks):
         """
         sessions = sessions_of(self.runtime, vectors, lambda: self.weights_hash)
         written = [session.generate(max_new_tokens, sampling, **options) for session in sessions]
-        return written[0] if is_one(vectors) else written
+        is_one = isinstance(vectors, str) or (isinstance(vectors, np.ndarray) and vectors.ndim == 1)
+        return written[0] if is_one else written
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Save weights, tokenizer, ``gerund.json`` and a model card atomically; each adapter goes into a subfolder.

@@ -73,12 +73,7 @@ def visible(
 
 
 def hybrid_visible(
-    position_BT: Tensor,
-    span_BT: Tensor,
-    queries: int,
-    *,
-    real_BT: Tensor | None = None,
-    window: Near = None,
+    position_BT: Tensor, span_BT: Tensor, queries: int, *, real_BT: Tensor | None = None, window: Near = None
 ) -> Tensor:
     """Return which keys the last ``queries`` tokens see under MAGNET's hybrid mask: ``(B, 1, Q, T)``.
 

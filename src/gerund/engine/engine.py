@@ -236,12 +236,7 @@ class Engine:
             self._thread.join()
 
     def submit_generate(
-        self,
-        prompt: Prompt,
-        settings: GenerationConfig,
-        *,
-        on_text: Emit | None = None,
-        deadline: float | None = None,
+        self, prompt: Prompt, settings: GenerationConfig, *, on_text: Emit | None = None, deadline: float | None = None
     ) -> EngineFuture[list[Generation]]:
         """Continue a prompt; see ``LanguageModel.generate``.
 

@@ -396,10 +396,7 @@ def _refuse_other_gemma(config: Any) -> None:
             config.layer_types,
             ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)],
         ),
-        "query_pre_attn_scalar": (
-            config.query_pre_attn_scalar,
-            scalar,
-        ),
+        "query_pre_attn_scalar": (config.query_pre_attn_scalar, scalar),
         "rope_parameters of its windows": (
             (rope["sliding_attention"]["rope_type"], rope["sliding_attention"]["rope_theta"]),
             ("default", 1e4),

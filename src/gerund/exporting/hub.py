@@ -392,11 +392,7 @@ def prepare(
 
 
 def upload(
-    prepared: Upload,
-    *,
-    token: str | bool | None = None,
-    commit_message: str | None = None,
-    revision: str | None = None,
+    prepared: Upload, *, token: str | bool | None = None, commit_message: str | None = None, revision: str | None = None
 ) -> Uploaded:
     """Create the repository if it does not exist, upload in one commit, and verify the sizes.
 

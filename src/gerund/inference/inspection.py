@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gerund.attention.bound_plan import BoundPlan, Record
+from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.layouts import decoder_layers, lower_layers
 from gerund.attention.recurrent import kind_of
 from gerund.errors import ModelError, TextError, UnsupportedModelError
@@ -61,16 +61,6 @@ def causal_plan(n_layers: int) -> ResolvedPlan:
     return ResolvedPlan((View(Direction.CAUSAL),) * n_layers)
 
 
-def attention_maps(
-    model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, *, adapter: str | None = None
-) -> list[AttentionMap]:
-    """Return the attention maps ``(heads, T, T)`` of one text, in the order in which the layers ran.
-
-    The model must be in evaluation mode. Raises ``UnsupportedModelError`` where the plan does not reach every layer.
-    """
-    return _recorded(model, ids, plan, adapter, lambda weights: weights)
-
-
 def mean_maps(
     model: PreTrainedModel,
     texts: Sequence[Sequence[int]],
@@ -96,7 +86,7 @@ def mean_maps(
         if plan is None:
             maps = [replace(item, weights=shrink(item.weights)) for item in unplanned_maps(model, ids)]
         else:
-            maps = _recorded(model, ids, plan, adapter, shrink)
+            maps = attention_maps(model, ids, plan, adapter=adapter, keep=shrink)
         mean = [_add(a, b, count) for a, b in zip(mean, maps, strict=True)] if mean else maps
     return mean
 
@@ -179,13 +169,18 @@ def _taken(weights: Tensor) -> Tensor:  # (heads, T, T) -> (T - 1,)
 
 
 @torch.no_grad()
-def _recorded(
+def attention_maps(
     model: PreTrainedModel,
     ids: Sequence[int],
     plan: ResolvedPlan,
-    adapter: str | None,
-    keep: Callable[[Tensor], Tensor],
+    *,
+    adapter: str | None = None,
+    keep: Callable[[Tensor], Tensor] = lambda weights: weights,
 ) -> list[AttentionMap]:
+    """Return what ``keep`` makes of the maps ``(heads, T, T)`` of one text, in the order in which the layers ran.
+
+    The model must be in evaluation mode. Raises ``UnsupportedModelError`` where the plan does not reach every layer.
+    """
     model = lower_layers(model, len(plan.views))
     maps: list[AttentionMap] = []
     runs = [0] * len(plan.views)
@@ -197,19 +192,14 @@ def _recorded(
         weights = weights_BHTT[0].float().cpu()
         maps.append(AttentionMap(layer, view, runs[layer] if second else 0, keep(weights), _taken(weights)))
 
-    _pass(model, ids, plan, adapter, note)
+    bound = BoundPlan(plan, record=note)
+    with active_adapter(adapter):
+        model.base_model(_input_ids(model, ids), use_cache=False, attention_plan=bound)
+    bound.check_all_asked(model.config.model_type)
     reached = {item.layer for item in maps}
     if len(reached) < sum(kind_of(layer).attends for layer in decoder_layers(model)):
         raise UnsupportedModelError(f"this {model.config.model_type} model does not give its attention away")
     return maps
-
-
-def _pass(model: PreTrainedModel, ids: Sequence[int], plan: ResolvedPlan, adapter: str | None, note: Record) -> None:
-    bound = BoundPlan(plan, record=note)
-    inputs = _input_ids(model, ids)
-    with active_adapter(adapter):
-        model.base_model(inputs, use_cache=False, attention_plan=bound)
-    bound.check_all_asked(model.config.model_type)
 
 
 def _input_ids(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:

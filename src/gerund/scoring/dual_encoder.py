@@ -227,7 +227,12 @@ class _Vectors:
         return self._projected(encoder.encode([text for text in tokens if text is not None]))
 
     def _truncated(self, texts: Sequence[str]) -> list[str]:
-        return [_keep_start(self.encoder, text.strip(), self.settings.continuation_tokens) for text in texts]
+        stripped, limit = [text.strip() for text in texts], self.settings.continuation_tokens
+        encoded = encode_texts(self.encoder.tokenizer, stripped, specials=False, offsets=True, most=limit)
+        return [
+            text if len(one.offsets) <= limit else text[: one.offsets[limit - 1][1]]
+            for text, one in zip(stripped, encoded, strict=True)
+        ]
 
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
         vectors_ND = self.encoder.encode(texts, prompt=PromptText(marker), normalize=False, show_progress=False)
@@ -261,10 +266,7 @@ def read_scorer_config(folder: Path) -> EncoderSpec | None:
 
 
 def write_scorer(
-    folder: Path,
-    settings: ScorerConfig,
-    projection_DD: np.ndarray | None,
-    config: EncoderConfig | None = None,
+    folder: Path, settings: ScorerConfig, projection_DD: np.ndarray | None, config: EncoderConfig | None = None
 ) -> None:
     """Write settings and projection into a model's folder, and ``config`` where it is not the encoder's."""
     if projection_DD is not None:
@@ -281,10 +283,3 @@ def _for_scoring(lm: TextModel, config: EncoderConfig) -> Any:
     scoring.job, scoring.head, scoring.transform = "score", None, None
     scoring.runtime = replace(scoring.runtime, adapter=lm.adapters.name("score"), head=None, transform=None)
     return scoring
-
-
-def _keep_start(encoder: TextModel, text: str, limit: int) -> str:
-    """Return the first ``limit`` tokens of a text."""
-    [encoded] = encode_texts(encoder.tokenizer, [text], specials=False, offsets=True, most=limit)
-    ends = [end for _, end in encoded.offsets]
-    return text if len(ends) <= limit else text[: ends[limit - 1]]

@@ -14,12 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
-from gerund.inference.likelihood import (
-    PairLogprobs,
-    causal_runtime,
-    continuation_certainty,
-    continuation_logprobs,
-)
+from gerund.inference.likelihood import PairLogprobs, causal_runtime, continuation_certainty, continuation_logprobs
 from gerund.progress import progress
 from gerund.scoring.word_overlap import WORD_MEASURES, OverlapScorer
 from gerund.types import TextModel

@@ -116,10 +116,7 @@ def _check_weights(source: Source, config: T5Config) -> None:
 
 def _tokenizer(source: Source, name: str, config: T5Config) -> PreTrainedTokenizerBase:
     # Without files transformers would make an empty tokenizer up.
-    options: dict[str, Any] = {
-        "local_files_only": source.local_only,
-        "_raise_exceptions_for_missing_entries": False,
-    }
+    options: dict[str, Any] = {"local_files_only": source.local_only, "_raise_exceptions_for_missing_entries": False}
     what = f"cannot load the tokenizer of {source.name}"
     if not any(
         guarded(what, cached_file, name, filename=file, **options) for file in ("tokenizer.json", "spiece.model")

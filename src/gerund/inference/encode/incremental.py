@@ -17,13 +17,7 @@ from gerund.attention.layer_state import CACHE
 from gerund.attention.recurrent import keeps_states
 from gerund.errors import GerundError
 from gerund.inference.encode.batches import default_batch_tokens, in_batches
-from gerund.inference.encode.runtime import (
-    ENOUGH,
-    SAMPLE_TEXTS,
-    EncoderRuntime,
-    smallest_cosine,
-    takes_positions,
-)
+from gerund.inference.encode.runtime import ENOUGH, SAMPLE_TEXTS, EncoderRuntime, smallest_cosine, takes_positions
 from gerund.inference.generate.kv_cache import PreallocatedLayer, preallocated_cache
 from gerund.inference.text_ids import common_prefix_length
 from gerund.inference.tokens import InputFormat, Tokens, rotary_limit, tokenize

@@ -106,10 +106,7 @@ def _tokens(
 
 
 def final_vectors(
-    config: EncoderConfig,
-    passes: Sequence[np.ndarray],
-    normalize: bool | None = None,
-    dimensions: int | None = None,
+    config: EncoderConfig, passes: Sequence[np.ndarray], normalize: bool | None = None, dimensions: int | None = None
 ) -> np.ndarray:
     """Return the vectors of ``encode`` from those of each template: their mean, truncated and normalized."""
     vectors = passes[0] if len(passes) == 1 else np.mean(passes, axis=0)

@@ -218,11 +218,7 @@ class GenerationConfig:
 
     @classmethod
     def of(
-        cls,
-        max_new_tokens: int,
-        sampling: Sampling | None,
-        options: GenerationKeywords,
-        default: Sampling = GREEDY,
+        cls, max_new_tokens: int, sampling: Sampling | None, options: GenerationKeywords, default: Sampling = GREEDY
     ) -> Self:
         """Return checked settings.
 

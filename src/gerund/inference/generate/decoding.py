@@ -16,14 +16,7 @@ from gerund.arrays import Array, library_of
 from gerund.errors import GerundError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sampling import Draws, request_seeds, sample_seed
-from gerund.inference.generate.sequence import (
-    CancelFlag,
-    Emit,
-    RequestSettings,
-    SequenceState,
-    Vocabulary,
-    room_after,
-)
+from gerund.inference.generate.sequence import CancelFlag, Emit, RequestSettings, SequenceState, Vocabulary, room_after
 from gerund.packed import LEAST_READ
 from gerund.types import Guarantee
 

@@ -43,10 +43,7 @@ def decoded(
 
 
 def continuation_text(
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    spelled: Mapping[int, str] = NOTHING,
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], ids: Sequence[int], spelled: Mapping[int, str] = NOTHING
 ) -> str:
     """Decode ``ids`` as they read after the prompt, without special tokens except those ``spelled``."""
     return text_behind(tokenizer, prompt, ids, skip_special_tokens=True, spelled=spelled)

@@ -138,7 +138,7 @@ class TransformersDecoding(Decoding):
             order, key=lambda request: (request.room, rotary_side(len(request.ids), request.room, limit))
         ):
             for batch in _chunks(list(alike), batch_size):
-                _decode(self.model, self.tokenizer, batch, cancelled)
+                decode_batch(self.model, self.tokenizer, batch, cancelled)
 
 
 def decoding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Decoding:
@@ -151,36 +151,18 @@ def decoding_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> D
     return TransformersDecoding(*given, model)
 
 
-def continue_from_cache(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    ids: list[int],
-    decode: Callable[..., Tensor],
-    settings: GenerationConfig,
-    *,
-    emit: Emit | None = None,
-    cancelled: CancelFlag | None = None,
-) -> Generation:
-    """Continue one prompt that the model has read already; the result is that of ``generate``.
-
-    ``decode`` replaces transformers' own loop (``custom_generate``), which would read the prompt again.
-    """
-    [sequence] = decoding_of(model, tokenizer).sequences([ids], settings, emit)
-    _decode(model, tokenizer, [sequence], cancelled, decode)
-    return sequence.result()
-
-
 def _chunks(items: list[T], size: int) -> Iterator[list[T]]:
     yield from (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _decode(
+def decode_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     batch: Sequence[SequenceState],
     cancelled: CancelFlag | None,
     decode: Callable[..., Tensor] | None = None,
 ) -> None:
+    """Generate sequences to their ends in one batch; ``decode`` replaces transformers' loop (``custom_generate``)."""
     stop = _Done(batch, cancelled or threading.Event())
     transformers_loop(
         *(model, tokenizer, [sequence.ids for sequence in batch], _Chooser(batch), stop),

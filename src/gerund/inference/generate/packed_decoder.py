@@ -25,12 +25,7 @@ from gerund.inference.generate.batch_decoder import BatchDecoder, decode_all
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.decoding import Reproducibility, is_steady, recalls
 from gerund.inference.generate.prompts import Prompt, prompt_ids
-from gerund.inference.generate.sequence import (
-    CancelFlag,
-    Cancelled,
-    Emit,
-    SequenceState,
-)
+from gerund.inference.generate.sequence import CancelFlag, Cancelled, Emit, SequenceState
 from gerund.inference.generate.writing import Writes
 from gerund.inference.tokens import context_length
 from gerund.jobs.disk_cache import sha256_of
@@ -62,13 +57,7 @@ class PackedSlots(decoding.SlotTable):
     block = 8
 
     def __init__(
-        self,
-        network: PackedNetwork,
-        count: int,
-        room: int,
-        *,
-        at_least: int = 1,
-        between: Callable[[], None] = pause,
+        self, network: PackedNetwork, count: int, room: int, *, at_least: int = 1, between: Callable[[], None] = pause
     ) -> None:
         self.network, self.count, self.room = network, count, room
         self.at_least, self._between = at_least, between

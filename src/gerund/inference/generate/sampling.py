@@ -14,17 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from gerund.arrays import (
-    Array,
-    as_like,
-    copy_of,
-    largest,
-    library_of,
-    log_softmax,
-    masked,
-    picked,
-    softmax,
-)
+from gerund.arrays import Array, as_like, copy_of, largest, library_of, log_softmax, masked, picked, softmax
 from gerund.errors import ConfigError
 from gerund.settings.sampling import Sampling
 

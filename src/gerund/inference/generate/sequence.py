@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from gerund.arrays import (
-    Array,
-    as_float32,
-    as_like,
-    copy_of,
-    largest,
-    library_of,
-    log_softmax,
-    masked,
-)
+from gerund.arrays import Array, as_float32, as_like, copy_of, largest, library_of, log_softmax, masked
 from gerund.errors import ConfigError, ModelError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.constraints import CompiledConstraint, ConstraintState, TokenLimits, TokenLimitState

@@ -34,12 +34,13 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from gerund.attention.layer_state import CACHE
-from gerund.checks import place
+from gerund.checks import check_texts, place
 from gerund.errors import ConfigError, DataError, FingerprintError, ResourceError, TextError
 from gerund.inference.encode.runtime import EncoderRuntime
-from gerund.inference.generate import generation
+from gerund.inference.encode.texts import text_tokens
 from gerund.inference.generate.config import GenerationConfig, GenerationKeywords
 from gerund.inference.generate.detokenizing import text_behind
+from gerund.inference.generate.generation import decode_batch, decoding_of
 from gerund.inference.generate.kv_cache import copy_on_write, key_rotations
 from gerund.inference.generate.prompts import Prompt, check_prompts, prompt_ids
 from gerund.inference.generate.sequence import CancelFlag, Emit
@@ -47,6 +48,7 @@ from gerund.inference.generate.streams import AsyncTextStream, TextStream, Work
 from gerund.inference.text_ids import prompted
 from gerund.inference.tokens import InputFormat, tokenize
 from gerund.jobs.files import atomic_folder
+from gerund.models.heads import AnswerTokens
 from gerund.models.vectors import unit
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.sampling import Sampling
@@ -380,9 +382,10 @@ class Session(CachedText):
     def _continue(
         self, settings: GenerationConfig, emit: Emit | None = None, cancelled: CancelFlag | None = None
     ) -> Generation:
-        return generation.continue_from_cache(
-            *(self._model, self._tokenizer, self.token_ids, self._decode, settings), emit=emit, cancelled=cancelled
-        )
+        [sequence] = decoding_of(self._model, self._tokenizer).sequences([self.token_ids], settings, emit)
+        # transformers' own loop would read the text again.
+        decode_batch(self._model, self._tokenizer, [sequence], cancelled, self._decode)
+        return sequence.result()
 
     def _decode(
         self,
@@ -431,13 +434,49 @@ def read_prompt(
 
 
 @torch.no_grad()
-def read_embeddings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, embedded_1TD: Tensor, weights: Callable[[], str]
-) -> Session:
-    """Read embeddings that are those of no token; the session continues the empty text."""
-    output = model(inputs_embeds=embedded_1TD, use_cache=True)
-    ids = [int(tokenizer.eos_token_id or 0)] * embedded_1TD.shape[1]
-    return Session("", ids, model, output[CACHE], output.logits[:, -1].clone(), weights, tokenizer)
+def sessions_of(
+    runtime: EncoderRuntime, given: np.ndarray | str | Sequence[str], weights: Callable[[], str]
+) -> list[Session]:
+    """Return a session for each vector, or for that of each text; see ``LanguageModel.read_vector``.
+
+    Answer tokens map vectors or states to embeddings, which are those of no token; a session continues the empty text.
+    """
+    answers, model, tokenizer = runtime.answers, runtime.model, runtime.tokenizer
+    if answers is None:
+        raise ConfigError("this model has no answer tokens, which vectors are read by; `gerund train gen` trains some")
+    read = _states_to_read if not isinstance(given, np.ndarray) else _vectors_to_read
+    sessions = []
+    for embedded_TD in answers.opening(model, read(runtime, answers, given)):
+        output = model(inputs_embeds=embedded_TD[None], use_cache=True)
+        ids = [int(tokenizer.eos_token_id or 0)] * len(embedded_TD)
+        sessions.append(Session("", ids, model, output[CACHE], output.logits[:, -1].clone(), weights, tokenizer))
+    return sessions
+
+
+def _vectors_to_read(runtime: EncoderRuntime, answers: AnswerTokens, given: Any) -> Tensor:
+    """Return vectors ``(B, E)``, checked."""
+    if answers.settings.prefix != "vector":
+        raise ConfigError(
+            "these answer tokens make text of their states, which a vector does not hold; give the texts, or train "
+            "with prefix: vector"
+        )
+    vectors_BE = np.atleast_2d(given)
+    if vectors_BE.ndim != 2 or vectors_BE.shape[1] != runtime.width:
+        raise TextError(f"vectors to read have {runtime.width} dimensions each, not the shape {np.shape(given)}")
+    if vectors_BE.dtype.kind != "f" or not np.isfinite(vectors_BE).all():
+        raise TextError("vectors to read are finite numbers, float32 as encode gives them")
+    return torch.from_numpy(vectors_BE.astype(np.float32)).to(runtime.device)
+
+
+def _states_to_read(runtime: EncoderRuntime, answers: AnswerTokens, given: Any) -> Tensor:
+    """Return the states ``(B, R, W)`` behind texts, or the vectors ``(B, E)`` where those are read."""
+    tokens = [text for text in text_tokens(runtime, check_texts(given)) if text is not None]
+    if not tokens:
+        raise TextError("there is no vector or text to read")
+    states_BRW, begin = runtime.states(tokens)
+    if answers.settings.prefix == "states":
+        return states_BRW
+    return torch.from_numpy(runtime.pooled(tokens, states_BRW, begin)).to(runtime.device)
 
 
 def read_with_states(
@@ -473,9 +512,7 @@ def encode_and_prefill(
     ids = prompt_ids(runtime.model, runtime.tokenizer, prompted(runtime.tokenizer, prompt, text), "the text")
     config = runtime.config
     input_format = InputFormat(
-        prompt,
-        append_eos=config.append_eos,
-        follows_sentence_transformers=config.follows_sentence_transformers,
+        prompt, append_eos=config.append_eos, follows_sentence_transformers=config.follows_sentence_transformers
     )
     [tokens] = tokenize(runtime.tokenizer, [text], input_format)
     assert tokens is not None  # only empty texts have none

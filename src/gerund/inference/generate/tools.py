@@ -14,13 +14,7 @@ from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserErro
 
 from gerund.checks import flag, is_listing, one_of
 from gerund.errors import ConfigError, ModelError, unknown_name
-from gerund.inference.generate.config import (
-    Constraint,
-    GenerationConfig,
-    RankedKeywords,
-    ToolPrompt,
-    generation_config,
-)
+from gerund.inference.generate.config import Constraint, GenerationConfig, RankedKeywords, ToolPrompt, generation_config
 from gerund.inference.generate.prompts import (
     NEXT_TURN,
     Prompt,
