@@ -198,15 +198,7 @@ class _Answers:
 
 def _talk(answers: _Answers, conversation: list[dict[str, Any]]) -> None:
     """Take turns until the user ends it; report and skip messages that can't be answered."""
-    typer.echo("Type a message; Ctrl-D ends the conversation.", err=True)
-    while True:
-        try:
-            text = input("> ")
-        except EOFError:
-            typer.echo()
-            return
-        if not text.strip():
-            continue
+    for text in text_io.typed_lines("Type a message; Ctrl-D ends the conversation."):
         before = len(conversation)
         conversation.append({"role": "user", "content": text})
         try:

@@ -55,6 +55,22 @@ def one_text(text: str, what: str) -> "list[Rows]":
     return [Rows([0], [text], [1], f"the {what}", unit="")]
 
 
+def typed_lines(hint: str) -> Iterator[str]:
+    """Yield what is typed, line by line, until the user ends it; a terminal shows ``hint`` first."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        typer.echo(hint, err=True)
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                typer.echo()
+            return
+        if line.strip():
+            yield line
+
+
 def read_texts(
     text: str | None, file: str | None, what: str, *, column: str | None, format: str | None, usual: str | None = None
 ) -> "list[Rows]":

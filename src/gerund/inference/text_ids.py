@@ -113,7 +113,7 @@ def pair_ids(tokenizer: PreTrainedTokenizerBase, first: str, second: str, most: 
     """
     if not tokenizer.is_fast:
         raise ModelError("a pair of texts needs a fast tokenizer (tokenizer.json): this model has none")
-    core = _literal(tokenizer).backend_tokenizer
+    core = _of(tokenizer, _literal_copy).backend_tokenizer
     pair = [core.encode(text, add_special_tokens=False) for text in (first, second)]
     sizes = [len(encoding.ids) for encoding in pair]
     if most is not None:
@@ -203,7 +203,7 @@ def _encode_plain(
         control = _of(tokenizer, _control_ids)
         again = [place for place, ids in enumerate(encoded) if not control.isdisjoint(ids.text_ids)]
         if again:
-            literal = _call(_literal(tokenizer), [kept[place] for place in again], specials, offsets)
+            literal = _call(_of(tokenizer, _literal_copy), [kept[place] for place in again], specials, offsets)
             for place, ids in zip(again, literal, strict=True):
                 encoded[place] = _spelled(tokenizer, ids, control)
     for place, (text, part) in enumerate(zip(texts, kept, strict=True)):
@@ -360,12 +360,8 @@ def _control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset((*special, *tokenizer.all_special_ids))
 
 
-def _literal(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return a copy of a tokenizer to which control tokens are text."""
-    return _of(tokenizer, _literal_copy)
-
-
 def _literal_copy(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a copy of a tokenizer to which control tokens are text."""
     duplicate = copy.deepcopy(tokenizer)
     duplicate.split_special_tokens = True
     if duplicate.is_fast:

@@ -24,7 +24,7 @@ from gerund.checks import demand_fields, refuse_blank, write_json
 from gerund.errors import ConfigError, DataError, TextError, unknown_name
 from gerund.inference.encode.incremental import IncrementalEncoder, can_encode_incrementally
 from gerund.inference.encode.texts import text_tokens
-from gerund.inference.text_ids import encode_texts
+from gerund.inference.text_ids import beginnings
 from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.heads import read_matrix
@@ -227,12 +227,8 @@ class _Vectors:
         return self._projected(encoder.encode([text for text in tokens if text is not None]))
 
     def _truncated(self, texts: Sequence[str]) -> list[str]:
-        stripped, limit = [text.strip() for text in texts], self.settings.continuation_tokens
-        encoded = encode_texts(self.encoder.tokenizer, stripped, specials=False, offsets=True, most=limit)
-        return [
-            text if len(one.offsets) <= limit else text[: one.offsets[limit - 1][1]]
-            for text, one in zip(stripped, encoded, strict=True)
-        ]
+        limit = self.settings.continuation_tokens
+        return beginnings(self.encoder.tokenizer, [text.strip() for text in texts], limit)
 
     def _encode(self, texts: Sequence[str], marker: str) -> np.ndarray:
         vectors_ND = self.encoder.encode(texts, prompt=PromptText(marker), normalize=False, show_progress=False)

@@ -1,4 +1,4 @@
-"""Sessions: a prompt read once, to be continued many times, extended, and saved with its KV cache.
+"""Sessions: a prompt or a vector read once, to be continued many times, extended, and saved with its KV cache.
 
 A saved session is a folder::
 

@@ -168,14 +168,12 @@ def _line_by_line(before: str, behind: Sequence[str]) -> str:
         lines += [None, *_sentences(text)]
     shown = [f"Line {i}: {'[Missing Line]' if line is None else line}" for i, line in enumerate(lines, start=1)]
     count = _NUMBERS[len(lines) - 1] if len(lines) <= len(_NUMBERS) else str(len(lines))
-    return "\n".join(
-        [
-            f"You have a {count}-sentence story with some missing text.",
-            "Here is the context for each line, with the missing line indicated:",
-            *shown,
-            "Please generate the missing line of the story. Please generate only the missing line and nothing else.",
-            f"The missing line is: Line {number}:",
-        ]
+    return (
+        f"You have a {count}-sentence story with some missing text.\n"
+        "Here is the context for each line, with the missing line indicated:\n"
+        + "\n".join(shown)
+        + "\nPlease generate the missing line of the story. Please generate only the missing line and nothing else.\n"
+        f"The missing line is: Line {number}:"
     )
 
 

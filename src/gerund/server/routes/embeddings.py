@@ -245,11 +245,9 @@ async def embeddings(
         fingerprint = service.fingerprint(None if body.dimensions == most else body.dimensions)
     expected = fingerprint if x_gerund_fingerprint is None else x_gerund_fingerprint.strip()
     if expected != fingerprint:
-        raise api_error(
-            FingerprintError(
-                f"the vectors of this server have the fingerprint {fingerprint}, and {expected} was asked for: another "
-                "model, adapter, plan or number of dimensions; do not mix the two"
-            )
+        raise FingerprintError(
+            f"the vectors of this server have the fingerprint {fingerprint}, and {expected} was asked for: another "
+            "model, adapter, plan or number of dimensions; do not mix the two"
         )
     response.headers[FINGERPRINT_HEADER] = fingerprint
     async with service.context(request) as context:
