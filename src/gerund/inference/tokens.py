@@ -210,12 +210,6 @@ def _frame(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> Fra
     return frame_of(tokenizer, input_format.before + (template.between or ""), template.after)
 
 
-def _prompt_length(tokenizer: PreTrainedTokenizerBase, input_format: InputFormat) -> int:
-    """Return how many tokens what stands before a text has alone, without a special token that closes it."""
-    ids = text_ids(tokenizer, prompted(tokenizer, input_format.before))
-    return len(ids) - (ids[-1] in tokenizer.all_special_ids)
-
-
 def _too_long(index: int, encoded: TextIds, room: str) -> TextError:
     count = f"{len(encoded.ids)}" if encoded.is_whole else f"at least {len(encoded.ids)}"
     error = TextError.about("text", index, f"has {count} tokens and {room}; shorten it, or set overflow to truncate")
@@ -271,7 +265,9 @@ def _tokens(
     if formatted.begin:
         start = next((i for i in range(before, end) if encoded.offsets[i][1] > formatted.begin), end)
         if input_format.follows_sentence_transformers and not input_format.has_copy:
-            start = min(end, _prompt_length(tokenizer, input_format))
+            alone = text_ids(tokenizer, prompted(tokenizer, input_format.before))
+            # Without a special token that closes it.
+            start = min(end, len(alone) - (alone[-1] in tokenizer.all_special_ids))
     # A text that may spell control tokens may consist of them alone; by the conventions of sentence-transformers the
     # prompt may reach into the text's first token.
     is_rendered = isinstance(formatted.whole, Rendered) and not formatted.begin

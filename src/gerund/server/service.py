@@ -19,6 +19,7 @@ from gerund.engine.engine import Engine
 from gerund.errors import DataError, FingerprintError, InputError, QueueFullError, StaleIndexError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.generate.sequence import Emit, Piece
+from gerund.inference.generate.streams import call_soon
 from gerund.inference.sentence_encoder import SentenceEncoder
 from gerund.inference.tokens import context_length
 from gerund.models.kinds import has_head, is_encoder_decoder
@@ -191,14 +192,14 @@ class RequestContext:
 
         def put(piece: Piece) -> None:
             numbered = Piece(number * choices + piece.index, piece.text, piece.logprobs, piece.result)
-            _soon(self._loop, self._pieces.put_nowait, numbered)
+            call_soon(self._loop, self._pieces.put_nowait, numbered)
 
         return put
 
     async def pieces(self, futures: list[EngineFuture[Any]]) -> AsyncIterator[Piece]:
         """Yield pieces of text as they come, until all futures are done; raise the error of one that fails."""
         for future in futures:
-            future.future.add_done_callback(lambda done: _soon(self._loop, self._pieces.put_nowait, done))
+            future.future.add_done_callback(lambda done: call_soon(self._loop, self._pieces.put_nowait, done))
         waiting = len(futures)
         while waiting:
             # One queue for everything: a task for each piece would take longer than sending the piece.
@@ -255,11 +256,6 @@ async def _disconnected(request: Request) -> None:
     """Return when the client has disconnected; the body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, *arguments)
 
 
 def name_of(spec: ModelSpec) -> str:

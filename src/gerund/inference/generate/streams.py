@@ -128,7 +128,7 @@ class AsyncTextStream(AsyncIterator[str]):
         if self._pieces is None:
             self._pieces = asyncio.Queue()
             loop, pieces = asyncio.get_running_loop(), self._pieces
-            _start(self._work, lambda item: _hand_over(loop, pieces, item), self._stop)
+            _start(self._work, lambda item: call_soon(loop, pieces.put_nowait, item), self._stop)
         return await self._pieces.get()
 
     async def aclose(self) -> None:
@@ -146,9 +146,10 @@ class AsyncTextStream(AsyncIterator[str]):
         self._stop.set()
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, pieces: "asyncio.Queue[Any]", item: Any) -> None:
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function in an event loop, from any thread, unless the loop has ended."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(pieces.put_nowait, item)
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 def _start(work: Work, put: Callable[[Any], None], stop: threading.Event) -> threading.Thread:
