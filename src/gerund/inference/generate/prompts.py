@@ -386,7 +386,7 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     """Return a prompt as text, a conversation without its template."""
     if isinstance(prompt, str) or not is_message(prompt[0]):
         return str(prompt_text(tokenizer, prompt))
-    return "\n".join(message["content"] for message in checked_messages(prompt))  # type: ignore[arg-type]
+    return "\n".join(message["content"] for message in checked_messages(prompt))
 
 
 def prompt_ids(
