@@ -103,8 +103,17 @@ def command(
     if format == "merged":
         warn_of_merging(lm)
     if as_json:
-        report = {"folder": str(output), "format": format, "load": done.load, "why": done.why_custom}
-        typer.echo(json.dumps({**report, "about": done.about}))
+        typer.echo(
+            json.dumps(
+                {
+                    "folder": str(output),
+                    "format": format,
+                    "load": done.load,
+                    "why": done.why_custom,
+                    "about": done.about,
+                }
+            )
+        )
         return
     typer.echo(f"{output}: {format}" + (f", {done.about}" if done.about else ""))
     if done.why_custom:
