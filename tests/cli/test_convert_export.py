@@ -13,7 +13,6 @@ import gerund
 from gerund import AttentionPlan, EncoderConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
-from tests.tiny import save_tiny
 
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 IDS = torch.arange(3, 20)[None]
@@ -58,7 +57,7 @@ def test_convert_with_a_fitted_transform_and_a_template(tiny_folder: Path, tmp_p
 
 def test_convert_with_every_option(tiny_folder: Path, tmp_path: Path) -> None:
     plan = ["--attention", "mask0+bidir", "--k", 3, "--k0", 1, "--sink-tokens", 2]
-    encoder = ["--pooling", "last", "--prompt", "Represent this: ", "--max-length", 33]
+    encoder = ["--pooling", "last", "--prompt", "Represent this: ", "--max-length", 33, "--append-eos"]
     ran = run_cli("convert", tiny_folder, tmp_path / "out", *plan, *encoder, "--json")
     found = json.loads(ran.out)
     lm = load(tmp_path / "out")
@@ -71,7 +70,9 @@ def test_convert_with_every_option(tiny_folder: Path, tmp_path: Path) -> None:
         "fingerprint": lm.fingerprint(),
     }
     wanted = AttentionPlan("mask0+bidir", k=3, k0=1, sink_tokens=2)
-    assert lm.encoder == EncoderConfig(wanted, pooling="last", prompt="Represent this: ", max_length=33)
+    assert lm.encoder == EncoderConfig(
+        wanted, pooling="last", prompt="Represent this: ", max_length=33, append_eos=True
+    )
 
 
 @pytest.mark.slow
@@ -106,15 +107,6 @@ def test_merging_without_an_adapter(tiny_folder: Path, tmp_path: Path) -> None:
     ran = run_cli("convert", tiny_folder, tmp_path / "out", "--merge")
     assert ran.mistake == "--merge writes an adapter into the weights and this model has none; give --adapter FOLDER"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_half_precision_stays_as_it_is(tmp_path: Path) -> None:
-    base = save_tiny(tmp_path / "base")
-    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(base)
-    assert run_cli("export", base, tmp_path / "merged", "--format", "merged").code == 0
-    assert torch.equal(plain_logits(tmp_path / "merged"), plain_logits(base))
-    assert plain_logits(tmp_path / "merged").dtype == torch.bfloat16
 
 
 @pytest.mark.slow
@@ -191,10 +183,3 @@ def test_a_model_named_by_its_hub_id(tiny_folder: Path, tmp_path: Path, monkeypa
     assert two.encoder.attention.name == "inplace-back"
     assert json.loads(ran.out)["fingerprint"] == one.fingerprint() == two.fingerprint()
     assert (tmp_path / "two" / "model.safetensors").read_bytes() == (tiny_folder / "model.safetensors").read_bytes()
-
-
-def test_an_end_token_behind_every_text(tiny_folder, tmp_path):
-    for flag, wanted in (("--append-eos", True), ("--no-append-eos", False)):
-        ran = run_cli("convert", tiny_folder, tmp_path / flag, flag)
-        assert ran.code == 0, ran.err
-        assert gerund.load(tmp_path / flag).encoder.append_eos is wanted

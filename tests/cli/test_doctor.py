@@ -3,12 +3,11 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 import gerund
-from gerund.doctor import advise, diagnose, spans
+from gerund.doctor import advise, diagnose
 from gerund.settings.model_spec import ModelSpec
 from gerund.settings.plan import PLAN_NAMES, AttentionPlan
 from tests.cli.helpers import run_cli
@@ -54,7 +53,7 @@ def test_a_healthy_model(found, tiny_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("gemma2", marks=pytest.mark.full), "gpt2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
 def test_other_architectures_are_healthy_too(name, tmp_path):
     found = examined(str(save_tiny(tmp_path / name, name)), attention="mask0-all", k=1)
     assert found.healthy
@@ -68,7 +67,6 @@ def test_other_architectures_are_healthy_too(name, tmp_path):
     ("name", "support", "sentence"),
     [
         ("bloom", "exact", "bloom: attention plans are exact"),
-        pytest.param("deepseek_v32", "exact", "deepseek_v32: attention plans are exact", marks=pytest.mark.full),
         ("lfm2", "recurrent", "lfm2: attention plans are exact, with recurrent layers causal or both ways"),
         ("mamba2", "recurrent", "plans that work with recurrent='both' only: bidir, "),
     ],
@@ -185,17 +183,6 @@ def test_the_text_shows_everything_and_no_colours(tiny_folder):
     assert all(line == line.rstrip() and len(line) <= 120 for line in ran.out.splitlines())
 
 
-@pytest.mark.slow
-def test_json_is_complete(found, tiny_folder):
-    report = json.loads(run_cli("doctor", tiny_folder, "--json").out)
-    expected = json.loads(json.dumps(found.to_dict()))
-    for values in (report, expected):
-        values.pop("seconds")
-    assert report.keys() == expected.keys()
-    assert report["layers"][3]["seen"] == expected["layers"][3]["seen"]
-    np.testing.assert_allclose(report["layers"][0]["sink_before"], expected["layers"][0]["sink_before"], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -267,11 +254,6 @@ def test_other_advice(found):
     assert all(word in words for word in ("logits have changed", "left and on the right", "batch", "bfloat16"))
     partly = replace(found, reached=False, layers=(replace(found.layers[0], obeys=False), *found.layers[1:]))
     assert "does not reach layer 0 of this llama model" in advise(partly)[0]
-
-
-def test_layers_in_words():
-    assert spans([0]) == "layer 0"
-    assert spans([0, 1, 3, 5, 6, 7]) == "layers 0-1, 3 and 5-7"
 
 
 def test_more_sinks_than_an_example_has_tokens(tiny_folder):

@@ -151,40 +151,6 @@ def test_a_full_disk_is_no_mistake_of_the_user(source, tiny_folder, tmp_path, mo
     assert ran.err.endswith("No space left on device\n")
 
 
-class TestMistakes:
-    @pytest.fixture
-    def refuse(self, source, tiny_folder, tmp_path):
-        def run(*more, source=source, output=tmp_path / "out.parquet", model=tiny_folder):
-            before = sorted(tmp_path.rglob("*"))
-            mistake = run_cli("embed", source, "-m", model, "-o", output, *more).mistake
-            assert sorted(tmp_path.rglob("*")) == before, "a refusal leaves nothing behind"
-            return mistake
-
-        return run
-
-    @pytest.mark.parametrize(
-        "options, message",
-        [
-            (["--dimensions", "33"], "dimensions=33 is not between 1 and the model's 32"),
-            (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
-            (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
-            (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
-            (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
-            (["--batch-tokens", "0"], "`batch_tokens` must be at least 1, got 0"),
-            (["--shard-rows", "0"], "shard_rows must be at least 1, got 0"),
-        ],
-    )
-    def test_settings(self, refuse, options, message):
-        assert message in refuse(*options)
-
-    def test_output(self, refuse, tmp_path):
-        assert "must end in .parquet or .npy" in refuse(output=tmp_path / "out.csv")
-        there = tmp_path / "there.npy"
-        there.write_text("precious")
-        assert f"{there} exists already" in refuse(output=there)
-        assert there.read_text() == "precious"
-
-
 @pytest.mark.sweep(quick=3, check=6)
 @pytest.mark.parametrize("ending", ["parquet", "npy"])
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
@@ -258,6 +224,11 @@ def test_a_job_is_gone_on_with_by_as_many_threads(source, tiny_folder, tmp_path)
     ("options", "message"),
     [
         (["--dimensions", -1], "dimensions=-1 is not between 1 and as many as a vector has"),
+        (["--empty", "drop"], "unknown way with empty texts 'drop'; valid are: error, zeros, skip"),
+        (["--bad-rows", "drop"], "unknown way with bad rows 'drop'; valid are: error, skip"),
+        (["--overflow", "wrap"], "unknown --overflow 'wrap'; valid are: truncate, error"),
+        (["--format", "xml"], "unknown format 'xml'; valid are: txt, jsonl, csv, tsv, parquet"),
+        (["--shard-rows", "0"], "shard_rows must be at least 1, got 0"),
         (["--precision", "int4"], "unknown precision 'int4'"),
         (["--workers", 0], "workers must be from 1 to 100000, got 0"),
         (["--threads", 0], "threads=0 leaves nothing to compute with"),

@@ -133,17 +133,6 @@ def test_equal_texts_have_seeds_of_their_own_and_others_change_nothing(tiny_fold
     assert len(set(seeds)) == 140
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings(*PEFT_WARNINGS)
-def test_an_adapter_takes_part(tiny_folder, tmp_path):
-    adapter = make_adapter(tiny_folder, tmp_path / "lora")
-    lm = gerund.load(tiny_folder, adapter=adapter)
-    [with_it] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json", "--adapter", adapter).out)
-    [without] = records(run_cli("infill", TEXT, "-m", tiny_folder, *FAST, "--json").out)
-    assert with_it["scores"] == pytest.approx(lm.infill(TEXT, lengths=[2, 3]).scores, abs=1e-5)
-    assert with_it["scores"] != without["scores"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

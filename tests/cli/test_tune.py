@@ -6,7 +6,6 @@ import pytest
 
 import gerund
 from gerund import EncoderConfig
-from gerund.evaluation.tuning import Candidates
 from gerund.models.saved_settings import read_saved
 from tests.cli.helpers import run_cli
 from tests.cli.small_data import write_data
@@ -179,15 +178,3 @@ def test_the_measure_of_a_second_stage_is_chosen_written_and_found(tiny_folder, 
         (["--candidates", 1], "--candidates is for --rerank"),
     ):
         assert words in run_cli(*arguments, *more).mistake
-
-
-def test_candidates_are_scored_as_trec_eval_does():
-    pytrec_eval = pytest.importorskip("pytrec_eval")
-    grades = {"a": 2, "b": 0, "c": 1, "other": 4}
-    given = {"a": 3.0, "b": 2.0, "c": 1.0}
-    own = {"a": 0.1, "b": 0.2, "c": 0.3}
-    scored = Candidates([2, 0, 1], [4, 2, 1], {"bm25": list(given.values()), "lift": list(own.values())})
-    measure = pytrec_eval.RelevanceEvaluator({"q": grades}, {"ndcg_cut_10"})
-    for scores, weight in ((given, 0), (own, 1)):
-        expected = measure.evaluate({"q": scores})["q"]["ndcg_cut_10"]
-        assert scored.ndcg("lift", weight) == pytest.approx(expected)

@@ -367,6 +367,17 @@ def test_mistakes(lm, changes, message):
         tune(lm, given.pop("tasks"), given.pop("config"), **given)
 
 
+def test_candidates_are_scored_as_trec_eval_does():
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    grades = {"a": 2, "b": 0, "c": 1, "other": 4}
+    given, own = {"a": 3.0, "b": 2.0, "c": 1.0}, {"a": 0.1, "b": 0.2, "c": 0.3}
+    scored = tuning.Candidates([2, 0, 1], [4, 2, 1], {"bm25": list(given.values()), "lift": list(own.values())})
+    measure = pytrec_eval.RelevanceEvaluator({"q": grades}, {"ndcg_cut_10"})
+    for scores, weight in ((given, 0), (own, 1)):
+        expected = measure.evaluate({"q": scores})["q"]["ndcg_cut_10"]
+        assert scored.ndcg("lift", weight) == pytest.approx(expected)
+
+
 def test_spread():
     assert spread(22, 2) == [1, 22]
     assert spread(1, 5) == [1]

@@ -1,4 +1,4 @@
-"""An adapter changes what is encoded and never what is written."""
+"""An adapter changes what is encoded and never what is written, by PEFT's layers and by gerund's quicker ones."""
 
 import shutil
 import threading
@@ -17,7 +17,15 @@ from transformers import AutoModelForCausalLM
 import gerund
 from gerund import AttentionPlan, Sampling
 from gerund.errors import ConfigError, DataError, ModelError
-from gerund.models.adapters import active_adapter, base_state, count_parameters, load_adapters, merged_state
+from gerund.models import adapters
+from gerund.models.adapters import (
+    active_adapter,
+    adapter_computation,
+    base_state,
+    count_parameters,
+    load_adapters,
+    merged_state,
+)
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.tiny import batch, save_tiny, tiny
 
@@ -111,16 +119,12 @@ def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     lm.export(tmp_path / "merged", "merged")
     merged = load(tmp_path / "merged")
     np.testing.assert_allclose(merged.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+    assert merged.fingerprint() in (tmp_path / "merged" / "gerund.json").read_text()
     assert merged.adapters.folders == {}
     assert merged.encoder.attention == lm.encoder.attention.with_defaults(4)
     with active_adapter("encode"):
         np.testing.assert_allclose(logits(merged), logits(lm), atol=1e-4)
     assert all(torch.equal(before[name], tensor) for name, tensor in lm.model.state_dict().items())
-
-
-def test_stored_fingerprint_of_a_merged_model(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
-    load(tiny_folder, adapter_folder).export(tmp_path / "merged", "merged")
-    assert load(tmp_path / "merged").fingerprint() in (tmp_path / "merged" / "gerund.json").read_text()
 
 
 @pytest.mark.slow
@@ -158,30 +162,6 @@ def test_the_switch_belongs_to_the_thread(tiny_folder: Path, adapter_folder: Pat
     with pytest.raises(ValueError, match="x"), active_adapter("encode"):
         raise ValueError("x")
     assert torch.equal(logits(lm), inactive)
-
-
-@pytest.mark.slow
-def test_fingerprint_covers_the_adapter(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
-    other = make_adapter(tiny_folder, tmp_path / "other", r=2)
-    prints = [load(tiny_folder, adapter).fingerprint() for adapter in (None, adapter_folder, other)]
-    assert len(set(prints)) == 3
-    moved = shutil.copytree(adapter_folder, tmp_path / "moved")
-    assert load(tiny_folder, moved).fingerprint() == prints[1]
-
-
-@pytest.mark.slow
-def test_the_own_adapter_left_aside(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
-    gerund.load(tiny_folder, adapter=adapter_folder).save(tmp_path / "own")
-    plain, own = gerund.load(tiny_folder), gerund.load(tmp_path / "own")
-    aside = gerund.load(tmp_path / "own", adapter="none")
-    text = "A cat sleeps."
-    assert aside.adapters.folders == {}
-    assert np.array_equal(aside.encode(text), plain.encode(text))
-    assert not np.allclose(own.encode(text), plain.encode(text))
-    assert aside.fingerprint() == plain.fingerprint() != own.fingerprint()
-    aside.save(tmp_path / "without")
-    assert not (tmp_path / "without" / "adapter").exists()
-    assert np.array_equal(gerund.load(tmp_path / "without").encode(text), plain.encode(text))
 
 
 def test_an_adapter_is_not_counted_among_the_parameters(tiny_folder: Path, adapter_folder: Path) -> None:
@@ -271,13 +251,6 @@ def test_only_one_adapter(tiny_folder: Path, adapter_folder: Path) -> None:
     lm = load(tiny_folder, adapter_folder)
     with pytest.raises(ConfigError, match="carries an adapter already"):
         load_adapters(lm.model, {"encode": adapter_folder})
-
-
-def test_without_an_adapter_nothing_is_merged(tiny_folder: Path) -> None:
-    model = load(tiny_folder).model
-    merged, own = merged_state(model, None), model.state_dict()
-    assert merged.keys() == own.keys()
-    assert all(merged[name].data_ptr() == own[name].data_ptr() for name in own)
 
 
 SPAN = ("the old man", " looked at", " the sea")
@@ -382,3 +355,90 @@ def test_a_saved_folder_reads_again(experts, tmp_path):
     lm.save(tmp_path / "saved")
     again = gerund.load(tmp_path / "saved", dtype="float32")
     assert abs(again.encode(["an owl"]) - lm.encode(["an owl"])).max() < 1e-6
+
+
+@pytest.fixture
+def folders_fast(tmp_path: Path) -> tuple[Path, Path]:
+    base = save_tiny(tmp_path / "base", "llama")
+    return base, make_adapter(base, tmp_path / "lora", target_modules="all-linear")
+
+
+def load_fast(folders_fast, dtype="float32"):
+    return gerund.load(folders_fast[0], k=2, adapter=folders_fast[1], dtype=dtype)
+
+
+def by_peft(lm, texts=TEXTS):
+    """What PEFT's own layers give."""
+    layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
+    before = [layer.gerund_fast for layer in layers]
+    assert layers
+    for layer in layers:
+        layer.gerund_fast = {}
+    try:
+        return lm.encode(texts)
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            layer.gerund_fast = own
+
+
+@pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
+def test_both_ways_are_what_peft_computes(folders_fast, monkeypatch, largest):
+    monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
+    lm = load_fast(folders_fast)
+    assert adapter_computation(lm.model).way == ("merged" if largest else "low-rank")
+    np.testing.assert_allclose(lm.encode(TEXTS), by_peft(lm), atol=2e-6)
+    plain = gerund.load(folders_fast[0], k=2, dtype="float32").encode(TEXTS)
+    assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
+def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(folders_fast, monkeypatch, largest):
+    monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
+    exact, rounded = load_fast(folders_fast).encode(TEXTS), load_fast(folders_fast, "bfloat16")
+    own, peft = ((exact * vectors).sum(1) for vectors in (rounded.encode(TEXTS), by_peft(rounded)))
+    assert (1 - own).max() < 2 * (1 - peft).max() + 1e-4
+
+
+def test_gradients_go_peft_s_way(folders_fast):
+    lm = load_fast(folders_fast)
+    layer = next(module for module in lm.model.modules() if getattr(module, "gerund_fast", None))
+    weight = layer.lora_B["encode"].weight.requires_grad_(True)
+    with active_adapter("encode"):
+        layer(torch.randn(2, layer.base_layer.in_features)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() > 0
+
+
+def test_changed_weights_are_seen(folders_fast):
+    lm = load_fast(folders_fast)
+    before = lm.encode(TEXTS)
+    layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.lora_B["encode"].weight.mul_(0)
+    plain = gerund.load(folders_fast[0], k=2, dtype="float32").encode(TEXTS)
+    np.testing.assert_allclose(lm.encode(TEXTS), plain, atol=2e-6)
+    assert np.abs(before - plain).max() > 1e-3
+    with torch.no_grad():
+        layers[0].base_layer.weight.add_(0.1)
+    assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
+
+
+def test_other_adapters_are_left_to_peft(tmp_path):
+    base = save_tiny(tmp_path / "base", "llama")
+    dora = make_adapter(base, tmp_path / "dora", target_modules=["q_proj"], use_dora=True)
+    lm = gerund.load(base, k=2, adapter=dora, dtype="float32")
+    found = adapter_computation(lm.model)
+    assert found.way is None
+    assert found.others > 0
+    assert "PEFT" in found.summary()
+    assert lm.encode(TEXTS).shape == (3, lm.dimensions)
+
+
+def test_the_bundled_model_s_are_merged_copies(bundled):
+    found = adapter_computation(bundled.model)
+    assert found.way == "merged"
+    assert found.others == 0
+    assert found.copies <= adapters.LARGEST_COPIES
+    assert "as quickly as the model without" in found.summary()

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 import gerund
 from gerund.cli.main import app
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
-from gerund.models.adapters import Adapters, active_adapter, base_state, merged_state
+from gerund.models.adapters import Adapters, base_state, merged_state
 from gerund.models.saved_settings import read_adapters
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
@@ -191,6 +190,10 @@ def test_left_aside_all_are(joined, tiny_folder, tmp_path):
     assert lm.scorer is None
     np.testing.assert_array_equal(lm.encode(TEXTS), plain.encode(TEXTS))
     assert lm.infill(GAP, lengths=2) == plain.infill(GAP, lengths=2)
+    assert lm.fingerprint() == plain.fingerprint() != joined.fingerprint()
+    lm.save(tmp_path / "without")
+    assert not list((tmp_path / "without").glob("adapter*"))
+    np.testing.assert_array_equal(of(tmp_path / "without").encode(TEXTS), plain.encode(TEXTS))
 
 
 @pytest.mark.slow
@@ -223,33 +226,6 @@ def test_merging_keeps_no_scorer_that_reads_otherwise(joined, runs, tmp_path):
     merged = of(tmp_path / "merged")
     assert merged.scorer is None
     np.testing.assert_allclose(merged.encode(TEXTS), joined.encode(TEXTS), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_threads_do_not_wake_each_others(joined, runs):
-    assert joined.scorer is not None
-    scoring = joined.scorer.encoder  # the scorer itself remembers what it has read
-    work = {
-        "encode": lambda: joined.encode(TEXTS),
-        "infill": lambda: joined.span_logprobs("In the end", " a man", " ran."),
-        "score": lambda: scoring.encode(TEXTS),
-    }
-    expected = {
-        "encode": of(runs["encode"]).encode(TEXTS),
-        "infill": of(runs["infill"]).span_logprobs("In the end", " a man", " ran."),
-        "score": of(runs["score"]).encode(TEXTS),
-    }
-
-    def repeat(job: str) -> bool:
-        return all(np.allclose(work[job](), expected[job], atol=1e-5) for _ in range(12))
-
-    with ThreadPoolExecutor(len(JOBS)) as pool:
-        assert list(pool.map(repeat, JOBS)) == [True] * len(JOBS)
-
-
-def test_an_unknown_name_wakes_none(joined, tiny_folder):
-    with active_adapter("nobody"):
-        assert torch.equal(logits(joined), logits(of(tiny_folder)))
 
 
 def test_the_stored_adapters(runs, tmp_path):

@@ -387,9 +387,3 @@ class TestCommandLine:
     @pytest.mark.slow
     def test_doctor_says_what_it_is(self, folder: Path) -> None:
         assert "a reranker: it scores a query and a document together" in run_cli("doctor", folder).out
-
-    @pytest.mark.slow
-    def test_a_converted_folder_still_scores(self, tmp_path: Path) -> None:
-        source = reranker(tmp_path / "st", layout="CrossEncoder")
-        assert run_cli("convert", source, tmp_path / "out").code == 0
-        assert ours(load(tmp_path / "out")) == pytest.approx(ours(load(source)), abs=1e-6)

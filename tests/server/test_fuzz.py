@@ -22,12 +22,10 @@ positive_data_acceptance.expected-statuses = ["2xx", 400, 404, 409, 413]
 """
 
 
-@pytest.mark.parametrize(
-    "examples", [pytest.param(5, marks=pytest.mark.slow), pytest.param(25, marks=pytest.mark.full)]
-)
-def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) -> None:
+@pytest.mark.slow
+def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path) -> None:
     before = requests(live)
-    done = fuzzed(live, tmp_path, examples)
+    done = fuzzed(live, tmp_path)
     # Every route was chosen; how many of them there was time for depends on the machine.
     paths = live.client.get("/openapi.json").json()["paths"].values()
     routes = sum(method in ("get", "post") for path in paths for method in path)
@@ -39,20 +37,9 @@ def test_no_request_ends_in_a_5xx(live: Running, tmp_path: Path, examples: int) 
     assert live.ok("/v1/completions", prompt="a", max_tokens=2)["choices"]
 
 
-@pytest.mark.full
-def test_chats_with_tools(with_tools: Running, tmp_path: Path) -> None:
-    routes = ("/api/chat", "/v1/responses", "/v1/chat/completions")
-    before = requests(with_tools)
-    fuzzed(with_tools, tmp_path, 25, *(part for route in routes for part in ("--include-path", route)))
-    assert set(routes) <= {route for route, count in requests(with_tools).items() if count > before.get(route, 0)}
-    assert with_tools.idle(20)
-
-
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
-@pytest.mark.parametrize(
-    "examples", [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.full)]
-)
-def test_chats_with_an_index(indexed: Running, examples: int) -> None:
+@pytest.mark.slow
+def test_chats_with_an_index(indexed: Running) -> None:
     pytest.importorskip("hypothesis")
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as any_
@@ -73,7 +60,7 @@ def test_chats_with_an_index(indexed: Running, examples: int) -> None:
     content = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/api/chat": "messages",
                "/api/generate": "prompt"}  # fmt: skip
 
-    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         any_.sampled_from(sorted(content)),
         any_.one_of(texts, turns, values),
@@ -90,7 +77,7 @@ def test_chats_with_an_index(indexed: Running, examples: int) -> None:
 
     statuses: Counter[int] = Counter()
     check()
-    assert statuses[200] > examples // 20
+    assert statuses[200] > 1
     assert indexed.idle(20)
 
 
@@ -103,16 +90,14 @@ def any_json() -> Any:
     return any_.recursive(leaves, lambda inner: any_.lists(inner) | any_.dictionaries(any_.text(max_size=5), inner))
 
 
-def fuzzed(running: Running, folder: Path, examples: int, *more: str) -> str:
+def fuzzed(running: Running, folder: Path) -> str:
     """Send requests of schemathesis to a server, and return its report."""
     pytest.importorskip("schemathesis")
     program = Path(sys.executable).with_name("schemathesis")
     (folder / "schemathesis.toml").write_text(SETTINGS)
     command = [
-        str(program), "run", f"{running.url}/openapi.json", "--mode", "all", "-n", str(examples),
-        "--max-time", "15" if examples <= 5 else "35",
+        str(program), "run", f"{running.url}/openapi.json", "--mode", "all", "-n", "5", "--max-time", "15",
         "--request-timeout", "60", "--no-shrink", "--continue-on-failure", "--seed", "1", "--checks", ",".join(CHECKS),
-        *more,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

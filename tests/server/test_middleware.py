@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,7 +35,7 @@ from gerund.server.config import ServerConfig
 from gerund.server.errors import ApiError, api_error
 from gerund.server.service import Service
 from tests.server.conftest import Running, exchange, until
-from tests.tiny import byte_tokenizer, save_tiny
+from tests.tiny import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -415,14 +414,6 @@ def panic() -> BaseException:
     except BaseException as error:
         return error
     raise AssertionError("tokenizers does not panic any more; find another way")
-
-
-def test_in_the_library(tmp_path: Path) -> None:
-    lm = load(save_tiny(tmp_path / "tiny"))
-    broken(lm.tokenizer)
-    for call in (lambda: lm.generate("a", 2), lambda: lm.encode("a"), lambda: lm.score(["a"], [["b"]])):
-        with pytest.raises(TextError, match="this model's tokenizer fails on this text: index out of bounds"):
-            call()
 
 
 def test_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

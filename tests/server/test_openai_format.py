@@ -67,11 +67,14 @@ def test_logprobs_of_prompts(live: Running, served_lm: Any) -> None:
     body: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 4, "seed": 3, "n": 2}
     found = live.ok(COMPLETE, prompt=texts, **body)["choices"]
     assert live.ok(COMPLETE, prompt=prompts, **body)["choices"] == found
-    streamed = [""] * 6
+    streamed: list[list[Any]] = [[] for _ in range(6)]
     for chunk in events(live, COMPLETE, prompt=texts, **body):
         [choice] = chunk["choices"]
-        streamed[choice["index"]] += choice["text"]
-    assert [(one["index"], one["text"]) for one in found] == list(enumerate(streamed))
+        streamed[choice["index"]].append(choice)
+    for choice, own in zip(found, streamed, strict=True):
+        assert "".join(one["text"] for one in own) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for one in own if one["logprobs"] for value in one["logprobs"][name]] == values, name
     for number, choice in enumerate(found):
         text, ids = texts[number // 2], prompts[number // 2]
         own = choice["logprobs"]
@@ -109,18 +112,6 @@ def test_a_prompt_alone(live: Running, served_lm: Any) -> None:
     whole = [70] * 512  # as long as the context: nothing is written behind it
     assert len(live.ok(COMPLETE, **{**body, "prompt": whole})["choices"][0]["logprobs"]["tokens"]) == 512
     assert live.post(COMPLETE, **{**body, "prompt": whole, "max_tokens": 1}).status_code == 400
-
-
-def test_a_stream_begins_with_its_prompt(live: Running) -> None:
-    body: dict[str, Any] = {"prompt": ["the ant", "a"], "echo": True, "logprobs": 1, "max_tokens": 4, "temperature": 0}
-    whole = live.ok(COMPLETE, **body)["choices"]
-    for index, choice in enumerate(whole):
-        own = [chunk["choices"][0] for chunk in events(live, COMPLETE, **body)]
-        own = [one for one in own if one["index"] == index]
-        assert "".join(one["text"] for one in own) == choice["text"]
-        for name in choice["logprobs"]:
-            pieces = [value for one in own if one["logprobs"] for value in one["logprobs"][name]]
-            assert pieces == choice["logprobs"][name], name
 
 
 def test_offsets_after_a_prompt_whose_tokens_spell_a_space_more() -> None:

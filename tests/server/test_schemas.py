@@ -255,12 +255,9 @@ def test_rerank_returns_as_many_as_top_k_says(live: Running) -> None:
     assert len(live.ok("/rerank", **body, top_k=2, top_n=2)["results"]) == 2
 
 
-HUGE = 10**30
-
 REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     # route, body, status, param, code
     (CHAT, {}, 400, "messages", None),
-    (CHAT, {"messages": []}, 400, "messages", None),
     (CHAT, {"messages": [{"content": "no role"}]}, 400, "messages.0.role", None),
     (CHAT, {"messages": [{"role": "a b", "content": "x"}]}, 400, "messages", None),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages.0.content", None),
@@ -273,20 +270,15 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": [{"role": "function", "content": "5"}]}, 400, "messages.0", "not_supported"),
     (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools.0.function", None),
     (CHAT, {"messages": HELLO, "tools": [{"function": {"name": "f"}}]}, 400, "tools", "not_with_this_model"),
-    (CHAT, {"messages": HELLO, "functions": [{"name": "f"}]}, 400, "functions", "not_supported"),
     (CHAT, {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice", None),
-    (CHAT, {"messages": HELLO, "modalities": ["audio"]}, 400, "modalities", "not_supported"),
     (CHAT, {"messages": HELLO, "model": "gpt-4"}, 404, "model", "model_not_found"),
     (CHAT, {"messages": HELLO, "model": "\ud800"}, 400, "model", None),
     (CHAT, {"messages": HELLO, "temperature": 3}, 400, "temperature", None),
     (CHAT, {"messages": HELLO, "temperature": "1"}, 400, "temperature", None),
     (CHAT, {"messages": HELLO, "top_p": 0}, 400, "top_p", None),
     (CHAT, {"messages": HELLO, "n": 0}, 400, "n", None),
-    (CHAT, {"messages": HELLO, "n": True}, 400, "n", None),
     (CHAT, {"messages": HELLO, "n": 2, "temperature": 0}, 400, None, None),
-    (CHAT, {"messages": HELLO, "seed": HUGE}, 400, "seed", None),
     (CHAT, {"messages": HELLO, "max_tokens": 10**6}, 413, None, "request_too_large"),
-    (CHAT, {"messages": HELLO, "max_tokens": 10**4, "n": 100}, 413, None, "request_too_large"),
     (CHAT, {"messages": HELLO, "stop": [""]}, 400, "stop.0", None),
     (CHAT, {"messages": HELLO, "top_logprobs": 3}, 400, "top_logprobs", None),
     (CHAT, {"messages": HELLO, "logit_bias": {"a": 1}}, 400, "logit_bias", None),
@@ -297,12 +289,9 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "best_of": 2, "n": 3}, 400, "best_of", None),
     (CHAT, {"messages": HELLO, "best_of": 2, "stream": True}, 400, "best_of", None),
     (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "own"}, 400, None, None),
-    (CHAT, {"messages": HELLO, "best_of": 2, "scorer": "/etc"}, 400, "scorer", None),
     (CHAT, {"messages": HELLO, "grammar": "root ::= [a]"}, 400, "grammar", "not_supported"),
     (CHAT, {"messages": HELLO, "structured_outputs": {"grammar": "a"}}, 400, "structured_outputs.grammar", None),
-    (CHAT, {"messages": HELLO, "structured_outputs": {"structural_tag": "a"}}, 400, None, "not_supported"),
     (CHAT, {"messages": HELLO, "structured_outputs": {"regex": "("}}, 400, "structured_outputs", None),
-    (CHAT, {"messages": HELLO, "structured_outputs": {"json": "{"}}, 400, "structured_outputs", None),
     (CHAT, {"messages": HELLO, "structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", None),
     (CHAT, {"messages": HELLO, "structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs", None),
     (CHAT, {"messages": HELLO, "guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice", None),
@@ -311,16 +300,13 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (COMPLETE, {"prompt": "a", "suffix": "b", "max_tokens": 513}, 400, "max_tokens", None),
     (COMPLETE, {}, 400, "prompt", None),
     (COMPLETE, {"prompt": []}, 400, "prompt", None),
-    (COMPLETE, {"prompt": [[]]}, 400, "prompt.0", None),
     (COMPLETE, {"prompt": [5, "a"]}, 400, "prompt.0", None),
     (COMPLETE, {"prompt": [-1]}, 400, "prompt.0", None),
     (COMPLETE, {"prompt": [5000]}, 400, "prompt", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", None),
     (COMPLETE, {"prompt": ["a"] * 256, "max_tokens": 300}, 413, None, "request_too_large"),
-    (COMPLETE, {"prompt": "a", "n": 2, "temperature": 0}, 400, "n", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 5, "max_new_tokens": 6}, 400, "max_new_tokens", None),
     (COMPLETE, {"prompt": "a", "max_tokens": 4, "min_tokens": 5}, 400, "min_tokens", None),
-    (COMPLETE, {"prompt": "a", "stop_token_ids": [99999]}, 400, "stop_token_ids", None),
     (COMPLETE, {"prompt": "a", "allowed_token_ids": [99999]}, 400, "allowed_token_ids", None),
     (COMPLETE, {"prompt": "a", "allowed_token_ids": [2], "min_tokens": 1}, 400, "allowed_token_ids", None),
     (COMPLETE, {"prompt": "a", "bad_words": [""]}, 400, "bad_words.0", None),
@@ -328,7 +314,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (COMPLETE, {"prompt": "a", "guided_choice": ["ab"], "bad_words": ["b"]}, 400, "bad_words", None),
     (COMPLETE, {"prompt": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", None),
     (COMPLETE, {"prompt": "a", "suffix": "c", "bad_words": ["x"]}, 400, "bad_words", "not_supported"),
-    (COMPLETE, {"prompt": "a", "echo": True, "n": 2, "temperature": 0}, 400, "n", None),
     (CHAT, {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, 400,
      "continue_final_message", None),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", None),
@@ -336,7 +321,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (CHAT, {"messages": HELLO, "response_format": {"type": "text", "schema": {}}}, 400, "response_format", None),
     (EMBED, {"input": "a", "input_type": "classification"}, 400, "input_type", None),
     (EMBED, {"input": "a", "input_type": "query", "prompt": "b"}, 400, "input_type", None),
-    (EMBED, {"input": "a", "task": "text-matching"}, 400, "task", None),
     (EMBED, {"input": "a", "truncate_prompt_tokens": 5}, 400, "truncate_prompt_tokens", None),
     (EMBED, {"input": "a", "normalize": False}, 400, "normalize", "not_supported"),
     ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 1, "top_k": 2}, 400, "top_k", None),
@@ -347,12 +331,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     (COMPLETE, {"prompt": "a", "suffix": "c", "stop": "x"}, 400, "stop", "not_supported"),
     (EMBED, {}, 400, "input", None),
     (EMBED, {"input": ""}, 400, "input", None),
-    (EMBED, {"input": " "}, 400, "input", None),
     (EMBED, {"input": ["a", "\n"]}, 400, "input.1", None),
     (EMBED, {"input": "\ud800"}, 400, "input", None),
     (EMBED, {"input": "a", "dimensions": 33}, 400, "dimensions", None),
     (EMBED, {"input": "a", "prompt_name": "absent"}, 400, "prompt_name", None),
-    (EMBED, {"input": 5}, 400, "input", None),
     (EMBED, {"input": "a", "encoding_format": "int8"}, 400, "encoding_format", None),
     (EMBED, {"input": ["the " * 120] * 1400}, 413, None, "request_too_large"),
     ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents", None),
@@ -365,14 +347,11 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/v1/score", {"prefix": "a"}, 400, "continuations", None),
     ("/v1/score", {"prefix": "a", "continuations": [" "]}, 400, "continuations", None),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_2", None),
-    ("/v1/score", {"text_1": "a", "text_2": ["b", " "]}, 400, "text_2.1", None),
     ("/v1/score", {"text_1": " ", "text_2": ["b", "c"]}, 400, "text_1", None),
     ("/infill", {}, 400, "text", None),
     ("/infill", {"text": "no gap"}, 400, "text", None),
     ("/infill", {"text": "a [blank]", "pieces": ["a", "b"]}, 400, "pieces", None),
     ("/infill", {"text": "[blank] [blank]"}, 400, "text", None),
-    ("/infill", {"pieces": ["", ""]}, 400, "pieces", None),
-    ("/infill", {"text": "a [blank]", "samples": 2}, 400, "samples", None),
     ("/infill", {"text": "a [blank]", "lengths": 10**6}, 400, "lengths", None),
     ("/infill", {"text": "a [blank]", "max_tokens": 2, "n_predict": 3}, 400, "n_predict", None),
     ("/tokenize", {"messages": HELLO, "add_special_tokens": True}, 400, "add_special_tokens", "not_supported"),
@@ -383,7 +362,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None, str | None]] = [
     ("/v1/attention", {"text": "a b c", "plan": "sideways"}, 400, None, None),
     ("/v1/attention", {"text": "a b c", "plan": "bidir", "k": 99}, 400, None, None),
     ("/v1/attention", {"text": "a b c", "k": 2}, 400, None, None),
-    ("/v1/attention", {"text": "a b c", "plan": "bidir", "k0": 1}, 400, None, None),
     # what would have no effect
     ("/v1/score", {"prefix": "a", "continuations": ["b"], "text_2": "c"}, 400, "text_2", None),
     ("/v1/score", {"text_1": "a", "text_2": "b", "scorer": "pmi"}, 400, "scorer", None),
@@ -439,11 +417,6 @@ def test_a_schema_that_is_none(live: Running, schema: Any) -> None:
     for stream in (False, True):
         found = live.post(CHAT, messages=HELLO, response_format=form, stream=stream, max_tokens=4)
         assert found.status_code == 400, found.text
-
-
-def test_after_all_of_them_the_server_answers(live: Running) -> None:
-    assert live.idle()
-    assert live.ok(COMPLETE, prompt="a", max_tokens=2)["choices"]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
