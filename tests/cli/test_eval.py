@@ -7,7 +7,7 @@ import pytest
 
 from gerund.cli import eval as eval_command
 from tests.cli.helpers import no_loading, run_cli
-from tests.cli.small_data import write_data
+from tests.evaluation.tables import write_data
 
 
 @pytest.fixture(scope="module")

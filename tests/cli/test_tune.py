@@ -8,7 +8,7 @@ import gerund
 from gerund import EncoderConfig
 from gerund.models.saved_settings import read_saved
 from tests.cli.helpers import run_cli
-from tests.cli.small_data import write_data
+from tests.evaluation.tables import write_data
 
 MEASURES = ["lift", "mixed", "likelihood", "vectors"]
 

@@ -7,7 +7,7 @@ import pytest
 from gerund.errors import DataError
 from gerund.evaluation.data_files import LabelledTexts
 from gerund.evaluation.task import EvaluationConfig, LabelledTask, Score, sampled
-from tests.evaluation.made_up import fruits, write_classification
+from tests.evaluation.tables import fruits, write_classification
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from gerund.papers.fine_tuning import FineTuning, _inputs, copied, fine_tuned, p
 from gerund.papers.fine_tuning import FineTuningConfig as How
 from gerund.papers.linear_probes import FewShot
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.evaluation.made_up import fruits, write_classification
+from tests.evaluation.tables import fruits, write_classification
 from tests.tiny import save_tiny, save_tiny_t5
 
 TEXTS = ["the cat", "an inn in the rain", "", "a tin"]

@@ -24,8 +24,7 @@ from gerund.papers.token_labels import (
     LinearTagger,
     train_taggers,
 )
-from tests.evaluation.fakes import FakeEncoder
-from tests.evaluation.made_up import Letters, fruits, write_classification
+from tests.evaluation.tables import FakeEncoder, Letters, fruits, write_classification
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from gerund.papers.token_labels import (
     word_states,
 )
 from gerund.settings.model_spec import parse_encoder_spec
-from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.tables import FakeEncoder
 
 # word, part of speech, phrase, name
 WORDS = {

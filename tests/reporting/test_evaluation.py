@@ -18,7 +18,7 @@ from gerund.reporting.evaluation import FORMAT, SUMMARY, joined, results_json, w
 from gerund.reporting.rendering import Gallery, Picture, bare_name, duration, versions
 from gerund.settings.model_spec import parse_encoder_spec
 from gerund.version import __version__
-from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.tables import FakeEncoder
 from tests.evaluation.toys import ToyTask, ToyWriting
 from tests.reporting.html import checked
 from tests.reporting.results import SETTINGS, made, several

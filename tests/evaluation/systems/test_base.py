@@ -25,7 +25,7 @@ from gerund.evaluation.systems.base import (
 )
 from gerund.evaluation.systems.language_model import language_model_system, trained_plan
 from gerund.evaluation.systems.search import BM25System, HybridSystem
-from tests.evaluation.fakes import FakeEncoder
+from tests.evaluation.tables import FakeEncoder
 from tests.evaluation.toys import ToyLikelihood, ToyTask
 from tests.tiny import save_tiny_t5
 

@@ -14,7 +14,7 @@ from gerund.evaluation.systems.base import Encodes, Ranks, SentenceTransformersS
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from tests.cli.helpers import run_cli
-from tests.cli.small_data import write_data
+from tests.evaluation.tables import write_data
 
 pytest.importorskip("sentence_transformers")
 

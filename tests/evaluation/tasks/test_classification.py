@@ -10,9 +10,16 @@ from gerund.errors import ConfigError, DataError
 from gerund.evaluation.task import EvaluationConfig
 from gerund.evaluation.tasks import classification
 from gerund.evaluation.tasks.classification import Classification, Clustering, ZeroShot
-from tests.evaluation.fakes import FakeEncoder
-from tests.evaluation.made_up import Letters, fruits, write_classification
-from tests.evaluation.tables import Table, forbid_network, same_vectors, write_lines
+from tests.evaluation.tables import (
+    FakeEncoder,
+    Letters,
+    Table,
+    forbid_network,
+    fruits,
+    same_vectors,
+    write_classification,
+    write_lines,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """lm-evaluation-harness on our models gives what our own likelihoods give, without a network."""
 
 import json
-import socket
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from gerund.evaluation.tasks.lm_eval import (
     run_tasks,
 )
 from gerund.inference.likelihood import continuation_logprobs
+from tests.evaluation.tables import forbid_network
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -37,10 +37,7 @@ def lm(tiny_folder):
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("the network was asked")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    forbid_network(monkeypatch)
 
 
 @pytest.fixture
@@ -105,9 +102,8 @@ def some_of_its_tasks(monkeypatch):
     _own_tasks.cache_clear()
 
 
-@pytest.mark.parametrize("chosen", ["some_of_its_tasks", pytest.param("lm", marks=pytest.mark.full)])
-def test_what_has_to_be_fetched_and_cannot_be(lm, request, chosen):
-    request.getfixturevalue(chosen)
+@pytest.mark.usefixtures("some_of_its_tasks")
+def test_what_has_to_be_fetched_and_cannot_be(lm):
     assert "lambada_openai" in HarnessTask.known_names()
     task = HarnessTask(name="lm-eval/lambada_openai")
     with pytest.raises(DataError, match="lm-eval/lambada_openai cannot be run"):

@@ -23,7 +23,7 @@ from gerund.evaluation.tasks.perplexity import (
     windows,
 )
 from gerund.language_model import LanguageModel
-from tests.tiny import byte_tokenizer, save_tiny, tiny
+from tests.tiny import byte_tokenizer, tiny
 
 DOCUMENTS = [
     "The other man ran. He was in the end na\u00efve \u2014 and then another thing came, again and again, to an end."
@@ -231,16 +231,6 @@ def test_windows_reach_every_token_once():
             assert found == list(range(first, n))
 
 
-def test_an_encoders_own_limit_on_length_changes_nothing(corpus, tmp_path):
-    folder = save_tiny(tmp_path / "model")
-    lm = gerund.load(folder)
-    short = lm.with_encoder(replace(lm.encoder, max_length=8))
-    assert (
-        task(corpus).run(language_model_system("a", lm), QUIET).metrics
-        == task(corpus).run(language_model_system("b", short), QUIET).metrics
-    )
-
-
 STORIES = [
     {"sentences": ["A cat sat.", "It was thin.", "It ran in."], "endings": ["It ate.", "It sank."], "gold": 0},
     {"sentences": ["A man sang.", "The rain came."], "endings": ["He went.", "He stayed in."], "gold": 1},
@@ -356,15 +346,17 @@ def test_letters_of_several_tokens_are_hidden_whole(tmp_path, lm, seed):
     assert task.run(language_model_system("tiny", lm), EvaluationConfig(seed=seed)).size >= 25
 
 
-def test_an_encoders_own_limit_on_length_changes_nothing_infilling_perplexity(data, lm):
-    task = by_name(data)["infilling/news"]
-    task = DocumentInfilling(name=task.name, files=task.files, length=60)
-    short = lm.with_encoder(replace(lm.encoder, max_length=8))
-    scores = [task.run(language_model_system("tiny", one), EvaluationConfig()) for one in (lm, short)]
-    assert scores[0] == scores[1]
-
-
 def test_a_file_that_cannot_be_read_hides_no_other_task(data):
     (data / "suffix" / "broken.jsonl").write_text("{")
     assert "infilling/tales" in by_name(data)
     assert "infilling/broken" not in by_name(data)
+
+
+@pytest.mark.parametrize("kind", [PerplexityTask, DocumentInfilling])
+def test_an_encoders_own_limit_on_length_changes_nothing(data, lm, kind):
+    [task] = [one for one in kind.find(data) if one.name.endswith("/news")]
+    if kind is DocumentInfilling:
+        task = replace(task, length=60)
+    short = lm.with_encoder(replace(lm.encoder, max_length=8))
+    scores = [task.run(language_model_system("tiny", one), QUIET) for one in (lm, short)]
+    assert scores[0] == scores[1]
