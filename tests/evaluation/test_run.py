@@ -207,10 +207,7 @@ def test_an_encoder_decoder_leaves_likelihoods_to_others(lm, tmp_path):
         ("toy/one", second),
         ("toy-likelihood/one", second),
     ]
-    with pytest.raises(
-        ConfigError,
-        match=r"how probable a text is, and .* can only encode whole texts, encode words",
-    ):
+    with pytest.raises(ConfigError, match=r"how probable a text is, and .* can only encode whole texts, encode words"):
         evaluate(systems_of([t5]), [task])
 
 

@@ -253,40 +253,27 @@ def good_documents(folder: Path) -> dict[str, bytes]:
 def broken(content: bytes, chance: random.Random) -> bytes:
     """Return a document with one to four mistakes, in its bytes or in what its archive holds."""
     for _ in range(chance.randint(1, 4)):
-        if content[:2] == b"PK" and chance.random() < 0.7:
-            content = _with_broken_part(content, chance)
-        elif content[:2] == b"\x1f\x8b" and chance.random() < 0.7:
-            content = _repacked(content, chance)
-        else:
+        inside = {b"PK": _with_broken_part, b"\x1f\x8b": _repacked}.get(content[:2], _changed)
+        try:
+            content = (inside if chance.random() < 0.7 else _changed)(content, chance)
+        except Exception:  # what was broken before is no archive any more; zlib and lzma have errors of their own
             content = _changed(content, chance)
     return content
 
 
 def _repacked(content: bytes, chance: random.Random) -> bytes:
-    try:
-        return gzip.compress(_changed(gzip.decompress(content), chance))
-    except (OSError, EOFError, ValueError):
-        return _changed(content, chance)
-    except Exception:  # zlib's own
-        return content
+    return gzip.compress(_changed(gzip.decompress(content), chance))
 
 
 def _with_broken_part(content: bytes, chance: random.Random) -> bytes:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            parts = {name: archive.read(name) for name in archive.namelist()}
-    except Exception:
-        return _changed(content, chance)
-    if not parts:
-        return content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
     name = chance.choice(sorted(parts))
-    how = chance.random()
-    if how < 0.1:
-        del parts[name]
-    elif how < 0.2:
-        parts[chance.choice(["../x", name.upper(), "/" + name, "\u00e4"])] = parts.pop(name)
-    else:
-        parts[name] = _changed(parts[name], chance)
+    part, how = parts.pop(name), chance.random()
+    if how > 0.2:
+        parts[name] = _changed(part, chance)
+    elif how > 0.1:  # and otherwise it is missing
+        parts[chance.choice(["../x", name.upper(), "/" + name, "\u00e4"])] = part
     out = io.BytesIO()
     method = chance.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
     with zipfile.ZipFile(out, "w", method) as archive:
@@ -296,25 +283,17 @@ def _with_broken_part(content: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(content: bytes, chance: random.Random) -> bytes:
-    if not content:
-        return chance.choice(_PIECES)
-    begin, size = chance.randrange(len(content)), chance.choice([1, 1, 2, 8, 40, 400])
-    piece, rest = content[begin : begin + size], content[begin + size :]
-    how = chance.randrange(7)
-    if how == 0:
-        return content[:begin]
-    if how == 1:
-        return content[:begin] + rest
-    if how == 2:
-        return content[:begin] + piece * chance.choice([2, 3, 200]) + rest
-    if how == 3:
-        return content[:begin] + bytes(chance.randrange(256) for _ in piece) + rest
-    if how == 4:
-        flipped = bytes(byte ^ (1 << chance.randrange(8)) for byte in piece)
-        return content[:begin] + flipped + rest
-    if how == 5:
-        return content[:begin] + chance.choice(_PIECES) + rest
-    return content[:begin] + chance.choice(_PIECES) + piece + rest
+    begin, size = chance.randrange(len(content) + 1), chance.choice([1, 1, 2, 8, 40, 400])
+    piece, rest, another = content[begin : begin + size], content[begin + size :], chance.choice(_PIECES)
+    return content[:begin] + chance.choice([
+        b"",
+        rest,
+        piece * chance.choice([2, 3, 200]) + rest,
+        chance.randbytes(len(piece)) + rest,
+        bytes(byte ^ (1 << chance.randrange(8)) for byte in piece) + rest,
+        another + rest,
+        another + piece + rest,
+    ])  # fmt: skip
 
 
 def broken_files(folder: Path, count: int, seed: int = 0) -> Iterator[Path]:

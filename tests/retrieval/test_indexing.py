@@ -1,21 +1,24 @@
-"""Files into a store: skipped, replaced, pruned, interrupted, by two at once."""
+"""Files into a store: skipped, replaced, pruned, interrupted, by two at once, and followed as they change."""
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gerund.errors import DataError
+import gerund
+from gerund.errors import ConfigError, DataError
 from gerund.progress import progress, progress_lines
 from gerund.retrieval import indexing
 from gerund.retrieval.documents import Chunking, Document
-from gerund.retrieval.indexing import Writer, all_failed, refill
+from gerund.retrieval.indexing import Watcher, Writer, all_failed, refill, watch
 from gerund.retrieval.lance_store import LanceStore
 from gerund.retrieval.memory_store import MemoryStore
 from gerund.retrieval.store import IndexMetadata
@@ -383,3 +386,164 @@ def test_a_name_that_is_no_text(store, tmp_path):
     assert add(store, tmp_path / "n", root=tmp_path).unchanged == 2
     path.unlink()
     assert add(store, tmp_path / "n", root=tmp_path, prune=True).removed == 1
+
+
+OLD = 1_000_000_000
+
+
+def write_aged(path, text, age=100.0):
+    """Write a file that was changed so many seconds ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    at = time.time() - age
+    os.utime(path, (at, at))
+    return path
+
+
+@pytest.fixture
+def watched(tmp_path):
+    (tmp_path / "notes").mkdir()
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def followed(tmp_path, bundled):
+    return gerund.open_index(tmp_path / "my.index", bundled)
+
+
+def names_of(index):
+    return sorted(Path(one).name for one in index.sources())
+
+
+@pytest.mark.slow
+def test_a_broken_document_is_told_and_ends_nothing(followed, watched):
+    watcher = Watcher(followed, [watched], prune=True, interval=2)
+    write_aged(watched / "a.txt", "One cat.")
+    write_aged(watched / "b.docx", "no archive")
+    write_aged(watched / "empty.txt", " ")
+    summary = watcher.round()
+    assert (summary.documents, [Path(one.file).name for one in summary.failed]) == (1, ["b.docx", "empty.txt"])
+    assert watcher.round() is None  # told once
+    write_aged(watched / "c.pdf", "%PDF-1.4 broken")
+    assert [Path(one.file).name for one in watcher.round().failed] == ["c.pdf"]
+    assert names_of(followed) == ["a.txt"]
+
+
+@pytest.mark.slow
+def test_what_appears_changes_and_goes(followed, watched):
+    watcher = Watcher(followed, [watched], prune=True, interval=2)
+    assert watcher.round().documents == 0  # an empty folder is none to stop at
+    write_aged(watched / "a.txt", "One cat.")
+    write_aged(watched / "sub" / "b.txt", "Two dogs.")
+    assert watcher.round().documents == 2
+    assert watcher.round() is None
+    write_aged(watched / "a.txt", "One cat, and a mouse.", age=50)
+    summary = watcher.round()
+    assert (summary.files, summary.documents) == (1, 1)
+    assert followed.search("mouse", 1)[0].text == "One cat, and a mouse."
+    (watched / "a.txt").unlink()
+    assert watcher.round().removed == 1
+    assert names_of(followed) == ["b.txt"]
+    assert watcher.round() is None
+
+
+def test_without_prune_what_goes_stays(followed, watched):
+    write_aged(watched / "a.txt", "One cat.")
+    watcher = Watcher(followed, [watched], prune=False, interval=2)
+    assert watcher.round().documents == 1
+    (watched / "a.txt").unlink()
+    assert watcher.round() is None
+    assert names_of(followed) == ["a.txt"]
+    write_aged(watched / "a.txt", "One cat.", age=10)
+    assert watcher.round().unchanged == 1
+
+
+def test_what_went_while_nobody_looked_is_found_at_the_start(followed, watched):
+    write_aged(watched / "a.txt", "One cat.")
+    write_aged(watched / "b.txt", "Two dogs.")
+    followed.add(watched)
+    (watched / "b.txt").unlink()
+    summary = Watcher(followed, [watched], prune=True, interval=2).round()
+    assert (summary.removed, summary.unchanged) == (1, 1)
+    assert names_of(followed) == ["a.txt"]
+
+
+def test_a_file_that_is_being_written_waits(followed, watched):
+    watcher = Watcher(followed, [watched], prune=False, interval=60)
+    path = write_aged(watched / "a.txt", "One", age=0)
+    assert watcher.round() is None
+    write_aged(path, "One cat", age=0)
+    assert watcher.round() is None  # it has changed since the last look
+    assert watcher.round().documents == 1
+    assert followed.search("cat", 1)[0].text == "One cat"
+
+
+def test_a_file_that_was_read_half_written_is_read_again(followed, watched):
+    watcher = Watcher(followed, [watched], prune=False, interval=2)
+    rows = write_aged(watched / "rows.jsonl", '{"text": "One cat."}\n{"te')
+    summary = watcher.round()
+    assert "rows.jsonl, line 2: not valid JSON" in summary.failed[0].reason
+    assert watcher.round() is None  # told once
+    write_aged(rows, '{"text": "One cat."}\n{"text": "Two dogs."}\n', age=50)
+    assert watcher.round().failed == []
+    assert [hit.text for hit in followed.search("dogs", 1)] == ["Two dogs."]
+
+
+def test_a_folder_that_is_taken_away_keeps_its_documents(followed, watched):
+    write_aged(watched / "a.txt", "One cat.")
+    watcher = Watcher(followed, [watched], prune=True, interval=2)
+    watcher.round()
+    away = watched.rename(watched.with_name("away"))
+    summary = watcher.round()
+    assert "its documents are kept" in summary.failed[0].reason
+    assert watcher.round() is None
+    assert names_of(followed) == ["a.txt"]
+    away.rename(watched)
+    assert watcher.round() is None
+    (watched / "a.txt").unlink()
+    assert watcher.round().removed == 1
+
+
+def test_it_runs_until_it_is_stopped(followed, watched):
+    stop, seen = threading.Event(), []
+
+    def report(summary):
+        seen.append(summary.documents)
+        if len(seen) == 1:
+            write_aged(watched / "b.txt", "Two dogs.", age=0)
+        else:
+            stop.set()
+
+    write_aged(watched / "a.txt", "One cat.")
+    watch(followed, watched, interval=0.02, stop=stop, report=report)
+    assert seen == [1, 1]
+
+
+def test_mistakes_of_watching(followed, watched):
+    for interval in (0, -1, float("nan"), float("inf"), "2"):
+        with pytest.raises(ConfigError, match="interval"):
+            watch(followed, watched, interval=interval)
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        watch(followed, [watched, watched / "nowhere"])
+
+
+@pytest.mark.sweep(quick=0, check=1)
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_it_cleanly(watched, tmp_path, number, code):
+    write_aged(watched / "a.txt", "One cat.")
+    command = [sys.executable, "-m", "gerund", "index", str(watched), "-o", str(tmp_path / "my.index"), "--watch"]
+    with subprocess.Popen([*command, "--interval", "0.1"], stderr=subprocess.PIPE, text=True) as process:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "stored (" in line and len(lines) < 4:
+                write_aged(watched / f"{len(lines)}.txt", "Two dogs.", age=0)
+            elif len(lines) >= 3:
+                process.send_signal(number)
+                break
+        rest = process.stderr.read()
+        assert process.wait(60) == code, [*lines, rest]
+    assert "stopped; everything that was stored is kept" in rest
+    assert "Traceback" not in rest
+    assert len(gerund.open_index(tmp_path / "my.index").sources()) == 3

@@ -126,8 +126,6 @@ STOP_WORDS = {
         ('"made in flour"', []),  # neither here nor there, though "in" stands between other words
         ('"making of flours"', []),  # "made" and "making" have other stems
         ('"baking in oven"', ["flour"]),
-        ('"of flour"', ["flour"]),
-        ('"in flour"', []),
         ('"flour of"', []),
         ('"The Who"', ["who"]),
         ("“the who”", ["who"]),
@@ -136,12 +134,9 @@ STOP_WORDS = {
         ('"don\'t"', ["code"]),
         ('"is the"', ["leeds", "long"]),
         ('"is the" question', ["long", "leeds"]),  # a word beside a phrase is a wish
-        ('"is the" zebra', ["leeds", "long"]),
-        ('"is the" "is best"', []),
         ('"is the" "band that"', ["leeds"]),
         ('"is the" "in Leeds" "the band"', ["leeds"]),
         ('"played in Leeds" "?!"', ["leeds", "who"]),
-        ('"zebra"', []),
         ('"the zebra" flour', []),
     ],
 )
@@ -182,7 +177,6 @@ SCRIPTS = {
     [
         ("北京", ["zh"]),
         ("首都", ["ja", "zh"]),
-        ("東京", ["ja"]),
         ("京", ["ja", "zh"]),  # a character that is a word
         ('"国的首都"', ["zh"]),
         ('"都首的国"', []),
@@ -192,14 +186,11 @@ SCRIPTS = {
         ("столица Москвы", ["ru"]),
         ("Genève", ["nfd"]),
         (unicodedata.normalize("NFD", "Genève"), ["nfd"]),
-        ("geneve", ["nfd"]),
         ("photosynthesis", ["soft"]),
-        ("photo\u00adsynthesis", ["soft"]),
         ("chromatography", ["zero"]),
         ("efficiency", ["ligature"]),
         ("reorganisation", ["line"]),
         ("well-known", ["half"]),
-        ("wellknown", ["half"]),
         ("0123456789abcdef" * 4, ["hash"]),
         ("donaudampfschifffahrtselektrizitätenhauptbetriebswerk", ["compound"]),
         ("中国的 zebra 什么", ["zh"]),

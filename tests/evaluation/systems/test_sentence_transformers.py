@@ -113,8 +113,7 @@ class TestMistakes:
 
     def test_tasks_that_ask_for_more(self, folder, data):
         with pytest.raises(
-            ConfigError,
-            match="how probable a text is, and minilm can only encode whole texts and rank",
+            ConfigError, match="how probable a text is, and minilm can only encode whole texts and rank"
         ):
             evaluate(systems_of([SentenceTransformersSystem(str(folder)), "bm25"]), select(["perplexity"], data))
 
