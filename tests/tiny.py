@@ -282,3 +282,16 @@ def save_tiny_t5(folder: Path, *, sentinels: int = 8, seed: int = 0, **changes: 
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def long_rotary(limit: int) -> dict[str, Any]:
+    """Return what makes ``tiny("phi3")`` turn keys otherwise beyond so many tokens, as Phi-3 with 128k does."""
+    factors = dict(short_factor=[1.0] * 4, long_factor=[1.0, 2.0, 6.0, 12.0])
+    return dict(
+        sliding_window=None,
+        max_position_embeddings=256,
+        original_max_position_embeddings=limit,
+        rope_parameters=dict(
+            rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=limit, **factors
+        ),
+    )

@@ -18,8 +18,7 @@ from gerund.inference.generate.slots import DecodeLayer, Slots
 from gerund.language_model import LanguageModel
 from gerund.packed import LEAST_READ
 from tests.engine.common import LONG, PROMPTS, SEEDED, alone, held, requests, rows_of, tiny_lm
-from tests.inference.long_rotary import long_rotary
-from tests.tiny import byte_tokenizer, tiny
+from tests.tiny import byte_tokenizer, long_rotary, tiny
 
 # Real sizes in emulated bfloat16 take half a minute each; tiny models are tried in it everywhere.
 needs_bfloat16 = pytest.mark.skipif(not cpu_has_bfloat16(), reason="this processor emulates bfloat16")

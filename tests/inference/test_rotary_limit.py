@@ -14,8 +14,7 @@ from gerund.inference.generate.reranking import search
 from gerund.inference.likelihood import causal_runtime, sequence_logprobs
 from gerund.inference.tokens import Tokens, rotary_limit, token_batches
 from gerund.language_model import LanguageModel
-from tests.inference.long_rotary import long_rotary
-from tests.tiny import tiny, tiny_lm
+from tests.tiny import long_rotary, tiny, tiny_lm
 
 LIMIT = 32
 TEXTS = ["fox jumps up", "cold river", "b" * 20 + "rivers run down" + "w" * 24, "k" * 32, "quick zebu " + "g" * 20]

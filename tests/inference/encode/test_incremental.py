@@ -94,14 +94,6 @@ def test_not_with_a_window_whatever_its_name(name, value):
     assert not can_encode_incrementally(lm.runtime)
 
 
-def test_many_texts_are_read_in_batches(tiny_folder, monkeypatch):
-    lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
-    monkeypatch.setattr(incremental, "_ROWS", 2)
-    growing = IncrementalEncoder(lm.runtime)
-    for texts in ROUNDS:
-        np.testing.assert_allclose(grown(growing, lm, texts), anew(lm, texts), atol=2e-5)
-
-
 def test_memory_that_runs_out_halves_a_batch(tiny_folder, monkeypatch):
     lm = gerund.load(tiny_folder, attention="causal", dtype="float32")
     run = IncrementalEncoder._run

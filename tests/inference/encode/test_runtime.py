@@ -12,7 +12,6 @@ from gerund.errors import ResourceError
 from gerund.inference.encode import runtime as encoding
 from gerund.inference.tokens import token_batches
 from gerund.poolings import POOLINGS, pool
-from tests.threads import at_once
 from tests.tiny import tiny_lm
 
 TEXTS = ["the cat", "a", "in the other thing and another", "x" * 50, "é 日本", "the cat"]
@@ -212,21 +211,6 @@ def test_similarity_of_texts_and_vectors():
     np.testing.assert_allclose(lm.similarity(TEXTS, vectors), vectors @ vectors.T, atol=1e-5)
     with pytest.raises(ConfigError, match="32 and 8 dimensions"):
         lm.similarity(TEXTS, vectors[:, :8])
-
-
-@pytest.mark.slow
-def test_many_threads_encode_and_generate_at_once():
-    lm = build()
-    vectors = lm.encode(TEXTS)
-    written = lm.generate(TEXTS[:2], 6)
-
-    def encode():
-        return all(np.abs(lm.encode(TEXTS) - vectors).max() <= 1e-5 for _ in range(15))
-
-    def generate():
-        return all(lm.generate(TEXTS[:2], 6) == written for _ in range(6))
-
-    assert at_once([encode, generate, encode, generate]) == [True] * 4
 
 
 def test_bfloat16_is_used_only_where_it_is_near_enough(tiny_folder, monkeypatch):

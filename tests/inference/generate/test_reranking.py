@@ -81,15 +81,9 @@ def slow(lm, prompts, rerank, judge, max_new_tokens, sampling):
     return found
 
 
-OTHERS = [Rerank(5), Rerank(2, beams=3, every=5), Rerank(3, beams=1, every=1), Rerank(1)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rerank",
-    [Rerank(4, beams=2, every=3), *(pytest.param(other, marks=pytest.mark.full) for other in OTHERS)],
-)
-def test_equals_the_slow_search(lm, rerank):
+def test_equals_the_slow_search(lm):
+    rerank = Rerank(4, beams=2, every=3)
     fast = run(lm, PROMPTS, rerank)
     expected = slow(lm, PROMPTS, rerank, vowels, 12, SAMPLING)
     assert [[(c.token_ids, c.finished, c.rank_score) for c in one.beams] for one in fast] == expected
@@ -134,12 +128,6 @@ def test_one_beam_of_one_sample_is_plain_sampling(lm):
         for one, other in zip(run(lm, PROMPTS, rerank), plain, strict=True):
             assert (one.text, one.token_ids, one.finished) == (other.text, other.token_ids, other.finished)
             assert one.score == pytest.approx(other.score, abs=1e-5)
-
-
-def test_first_sample_of_many_is_the_plain_one(lm):
-    [plain] = lm.generate(PROMPTS[:1], 12, SAMPLING)
-    [one] = run(lm, PROMPTS[:1], Rerank(20))
-    assert plain.text in [candidate.text for candidate in one.history[0]]
 
 
 @pytest.mark.slow
@@ -298,9 +286,8 @@ def test_a_search_takes_either(tiny_folder, monkeypatch, worth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
-def test_a_prompt_that_is_not_seen_is_found_out_in_every_type(monkeypatch, dtype):
-    lm = gerund.load(dtype=dtype, attention="causal")
+def test_a_prompt_that_is_not_seen_is_found_out(monkeypatch):
+    lm = gerund.load(dtype="float32", attention="causal")
     runtime = causal_runtime(lm.model, lm.tokenizer)
     assert can_branch(runtime)
     reranking._known.clear()

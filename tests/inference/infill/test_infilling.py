@@ -17,7 +17,6 @@ from gerund.inference.infill.span_search import Context
 from gerund.inference.text_ids import ids_inside
 from gerund.models.adapters import merged_state
 from gerund.models.sources import find
-from gerund.settings.encoder import INFILL_METHODS
 from gerund.settings.plan import AttentionPlan
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.inference.infill.test_span_search import slow as predicted
@@ -613,10 +612,6 @@ def test_prompting_methods_are_dispatched_to_and_scored_by_the_untouched_model(m
     assert result.scores[1] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
-def test_every_method_has_a_name():
-    assert ("infill", "left-only", *prompting.PROMPT_METHODS) == INFILL_METHODS
-
-
 def test_an_empty_answer_at_the_end_of_a_text_scores_nothing(monkeypatch):
     monkeypatch.setattr(prompting, "fill", lambda *given, **settings: [" "])
     result = build().infill("In [blank]", method="blank")
@@ -629,28 +624,20 @@ def test_an_empty_answer_at_the_end_of_a_text_scores_nothing(monkeypatch):
         ({"text": "no gap"}, TextError, r"has no \[blank\] to fill"),
         ({"text": " "}, TextError, "the text is empty"),
         ({"text": " [blank]\n"}, TextError, r"nothing but \[blank\]; give some text around it"),
-        ({"text": "[blank][blank]"}, TextError, "nothing but"),
         ({"text": "a [blank] b [blank] [blank]"}, TextError, "blanks 2 and 3 have nothing between them"),
         ({"text": 3}, TextError, "is a string, not int"),
-        ({"text": [["a [blank]"]]}, TextError, "is a string, not list"),
         ({"text": "a\udcff [blank]"}, TextError, "the text is not valid Unicode"),
         ({"blank": " "}, ConfigError, "a blank is written as some text, not ' '"),
-        ({"blank": None}, ConfigError, "not None"),
         ({"max_tokens": 0}, ConfigError, "max_tokens is a whole number of at least 1, not 0"),
         ({"lengths": 0}, ConfigError, "a length is a whole number of at least 1, not 0"),
-        ({"lengths": [3, -1]}, ConfigError, "not -1"),
-        ({"lengths": True}, ConfigError, "not True"),
         ({"lengths": 2.5}, ConfigError, "lengths are one or several whole numbers, not 2.5"),
-        ({"lengths": "3"}, ConfigError, "not '3'"),
         ({"lengths": []}, ConfigError, r"not \[\]"),
         ({"beams": -1}, ConfigError, "beams is a whole number of at least 1, not -1"),
-        ({"beams": 2.0}, ConfigError, "beams is a whole number"),
         ({"samples": 0}, ConfigError, "samples is a whole number of at least 1"),
         ({"samples": 2}, ConfigError, "samples=2 would all be the same span without a temperature"),
         ({"beams": 2, "sampling": Sampling(temperature=1.0)}, ConfigError, "give one of them"),
         ({"method": "magic"}, ConfigError, "unknown way to infill 'magic'; valid are: infill, left-only, blank"),
         ({"shots": 5}, ConfigError, "shots=5 belongs to the methods that prompt, not to 'infill'"),
-        ({"method": "left-only", "shots": 5}, ConfigError, "not to 'left-only'"),
         ({"method": "blank", "lengths": 3}, ConfigError, "'blank' generates until it stops"),
         ({"method": "line-by-line", "beams": 2}, ConfigError, "takes no lengths, beams or samples"),
     ],

@@ -117,10 +117,7 @@ def test_answers_become_context_and_later_gaps_are_left_out(scripted):
     pieces = ["One. ", " Three. ", " Five."]
     assert scripted.fill(pieces, ["Two.", "Four."], method="contextual") == ["Two.", "Four."]
     start, end = 'Fill in the missing sentence between "', ". Generate only one sentence. The missing sentence is:"
-    assert scripted.asked == [
-        f'{start}One." and "Three. Five."{end}',
-        f'{start}One. Two. Three." and "Five."{end}',
-    ]
+    assert scripted.asked == [f'{start}One." and "Three. Five."{end}', f'{start}One. Two. Three." and "Five."{end}']
     scripted.asked.clear()
     assert scripted.fill(pieces, ["", "Four."], method="blank") == ["", "Four."]
     assert [asked.split("text: ")[1].split("\n")[0] for asked in scripted.asked] == [

@@ -9,7 +9,6 @@ from gerund.attention.interface import attach
 from gerund.attention.layer_state import CACHE
 from gerund.attention.masks import hybrid_visible, visible
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
-from gerund.inference.generate.kv_cache import PreallocatedLayer
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
 from gerund.settings.plan import AttentionPlan, Direction, View
@@ -145,13 +144,6 @@ def test_a_plan_of_a_whole_text_still_refuses_a_cache():
     runtime.model(tokens, use_cache=True, **{CACHE: cache}, attention_plan=BoundPlan(plan))
     with pytest.raises(ConfigError, match="cannot be combined with cached keys"):
         runtime.model(tokens[:, :1], use_cache=True, **{CACHE: cache}, attention_plan=BoundPlan(plan))
-
-
-def test_sliding_models_keep_every_token():
-    span_pass = SpanPass(runtime_of("mistral"), [context(4, 3, 5)], sees_right=True)
-    assert isinstance(span_pass.cache, DynamicCache)
-    assert {type(layer) for layer in span_pass.cache.layers} == {PreallocatedLayer}
-    assert span_pass.cache.get_seq_length() == 9
 
 
 def test_a_model_without_positions_reads_the_left_side_only():
