@@ -132,11 +132,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.full)])
-def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path, workers: int) -> None:
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
-    with Process(tmp_path / "model", "--workers", workers) as own:
+    with Process(tmp_path / "model") as own:
         assert own.ended() == 2
         assert "gerund: error:" in own.errors[-1]
         assert not any("Traceback" in line for line in own.errors)
@@ -277,16 +277,6 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path, tmp_path: Pa
         assert any("worker cannot load" in line and "again_in=2s" in line for line in own.errors), own.errors
         assert own.end() == 0
     assert children_of(own.process.pid) == []
-
-
-@pytest.mark.full  # two more processes that import torch; a supervisor of fake workers is tried in test_workers.py
-def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> None:
-    with Process(served_folder, "--workers", "2", "--log", "none") as own:
-        own.ready()
-        workers = workers_of(children_of(own.process.pid))
-        own.process.kill()
-        own.process.wait()
-        assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers), 30)
 
 
 def children_of(process: int) -> list[int]:
