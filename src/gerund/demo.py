@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gerund.entry import load
-from gerund.errors import GerundError, OutputExistsError, ResourceError
+from gerund.errors import GerundError
 from gerund.inference.infill import BLANK
 from gerund.inference.inspection import EXAMPLE_TEXTS, AttentionInspection, inspect_attention
 from gerund.jobs.files import write_atomic
@@ -301,9 +301,7 @@ class Demo:
                 ranked = self.lm.generate(prompts, NEW_TOKENS, _SAMPLING, rerank=Rerank(samples=SAMPLES))
         except GerundError as error:
             self.missing.append(f"Nothing was ranked: {error}.")
-            return tuple(
-                Written(prompt, generation.text, ()) for prompt, generation in zip(prompts, plain, strict=True)
-            )
+            return tuple(Written(prompt, item.text, ()) for prompt, item in zip(prompts, plain, strict=True))
         written = []
         for prompt, generation, best in zip(prompts, plain, ranked, strict=True):
             assert isinstance(best, Ranked)
@@ -399,16 +397,6 @@ REPORT = "demo.json"
 SEARCHING, ATTENTION = "searching", "attention"
 
 _PANEL_INCHES = 4.6
-
-
-def make_folder(folder: Path) -> None:
-    """Make the output folder, which may be there already."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputExistsError(f"{folder} exists already and is not a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"cannot make {folder}: {error.strerror or error}") from error
 
 
 def report_of(demo: Demo, results: DemoResults) -> dict[str, Any]:

@@ -107,7 +107,10 @@ def attach_carrier(model: PreTrainedModel) -> None:
 
 def attach_masked(index: int, layer: nn.Module) -> list[RemovableHandle]:
     """Give a decoder layer the hooks that bring a plan to attention that takes a mask."""
-    _name_layer(index, layer)
+    for part in layer.modules():
+        # Attention modules that count otherwise: two in a layer, or one for many.
+        if type(part).__name__.endswith(("Attention", "MLA")) and getattr(part, "layer_idx", index) != index:
+            part.gerund_layer = index  # type: ignore[assignment]
     modules = [part for part in layer.modules() if way_of(part) is not None]
     if not modules or any(getattr(hook, _MARK, False) for hook in layer._forward_pre_hooks.values()):
         return []
@@ -173,13 +176,6 @@ def _mask(plan: BoundPlan, index: int, module: nn.Module, hidden_BTD: Tensor, kw
     # Falcon's model puts the bias of positions into the mask that it hands down.
     width = hidden_BTD.shape[-1] // alibi_BH1K.shape[1]
     return (alibi_BH1K * width**-0.5).masked_fill(mask < 0, torch.finfo(hidden_BTD.dtype).min)
-
-
-def _name_layer(index: int, layer: nn.Module) -> None:
-    """Let each attention module know its decoder layer where it counts otherwise (two in a layer, or one for many)."""
-    for part in layer.modules():
-        if type(part).__name__.endswith(("Attention", "MLA")) and getattr(part, "layer_idx", index) != index:
-            part.gerund_layer = index  # type: ignore[assignment]
 
 
 def _place_of_mask(module: nn.Module) -> int:

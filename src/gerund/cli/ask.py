@@ -335,19 +335,8 @@ def _print_sources(shown: "list[Source]", question: str, language: str, *, numbe
 
 def _talk(reader: "QuestionAnswering", k: int, asked: dict[str, Any], *, every: bool, verify: bool) -> None:
     """Answer one question after the other until the user ends it; report and skip those that can't be answered."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        typer.echo("Type a question; Ctrl-D ends.", err=True)
     history: list[dict[str, str]] = []
-    while True:
-        try:
-            question = input("> " if is_terminal else "")
-        except EOFError:
-            if is_terminal:
-                typer.echo()
-            return
-        if not question.strip():
-            continue
+    for question in text_io.typed_lines("Type a question; Ctrl-D ends."):
         try:
             answer = _answered(reader, question, k, {**asked, "history": history}, every=every, verify=verify)
         except TextError as error:

@@ -56,11 +56,13 @@ def command(
 def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None) -> dict[str, Any]:
     with _waiting(console, "loading"):
         start = time.perf_counter()
-        from gerund.demo import Demo, gallery, make_folder, report_of, write_page, write_report
+        from gerund.demo import Demo, gallery, report_of, write_page, write_report
+        from gerund.jobs.files import make_folder, require_new_folder
 
         demo = Demo(spec)
         demo.seconds["import torch and transformers"] = time.perf_counter() - start
         lm = demo.start()
+    require_new_folder(output, overwrite=True)
     make_folder(output)
     console.print(f"Loaded {lm.name} ({demo.kind})", style="bold")
     console.print(f"Encoding plan {demo.reads_as}, verified layer by layer; vectors of {lm.dimensions}\n")
@@ -74,7 +76,11 @@ def _run(console: "Console", spec: "ModelSpec", output: Path, prompt: str | None
     path = write_report(output, report)
     for sentence in (*demo.missing, *pictures.missing):
         console.print(sentence)
-    _print_times(console, demo)
+    console.print("Where the time went", style="bold")
+    total = sum(demo.seconds.values())
+    for step, seconds in [*demo.seconds.items(), ("together", total)]:
+        console.print(f"  {step:<34}{seconds:>7.2f} s{seconds / total:>7.0%}")
+    console.print()
     console.print(f"Page:    {html}")
     console.print(f"Report:  {path}")
     return report
@@ -168,11 +174,3 @@ def _print_verification(console: "Console", verification: "Verification") -> Non
             f"same text: {verification.same_text}"
         )
         console.print(f"  NOT EQUAL to the unconverted model: {outcome}\n", style="red")
-
-
-def _print_times(console: "Console", demo: "Demo") -> None:
-    console.print("Where the time went", style="bold")
-    total = sum(demo.seconds.values())
-    for step, seconds in [*demo.seconds.items(), ("together", total)]:
-        console.print(f"  {step:<34}{seconds:>7.2f} s{seconds / total:>7.0%}")
-    console.print()

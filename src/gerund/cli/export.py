@@ -103,17 +103,8 @@ def command(
     if format == "merged":
         warn_of_merging(lm)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "folder": str(output),
-                    "format": format,
-                    "load": done.load,
-                    "why": done.why_custom,
-                    "about": done.about,
-                }
-            )
-        )
+        report = {"folder": str(output), "format": format, "load": done.load, "why": done.why_custom}
+        typer.echo(json.dumps({**report, "about": done.about}))
         return
     typer.echo(f"{output}: {format}" + (f", {done.about}" if done.about else ""))
     if done.why_custom:

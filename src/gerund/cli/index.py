@@ -168,7 +168,9 @@ def command(
     store = store_at(output)
     about = store.about()
     requested = {"tokens": chunk_tokens, "late": late, "context": context, "language": language, "precision": precision}
-    requested["multi"] = _multi(multi, pool_factor)
+    if pool_factor is not None and (not multi or pool_factor < 1):
+        raise ConfigError("--pool-factor is a number of tokens, 1 or more, and goes with --multi")
+    requested["multi"] = None if multi is None else (pool_factor or 1) if multi else 0
     given = {name: value for name, value in requested.items() if value is not None}
     chunking = replace(Chunking() if about is None else about.chunking, **given)  # type: ignore[arg-type]
     names_model = bool(spec.model_fields_set - set(options.MACHINE))  # or says how it is read
@@ -201,13 +203,6 @@ def command(
         head = index.fit_query_head()
         tell(f"{output}: query head of {len(head.weights)} features, for gerund ask --chat")
     _tell(summary, output, len(index), as_json=as_json)
-
-
-def _multi(multi: bool | None, pool_factor: int | None) -> int | None:
-    """Return what is stored of tokens, as ``Chunking`` says it; None where nothing was said."""
-    if pool_factor is not None and (not multi or pool_factor < 1):
-        raise ConfigError("--pool-factor is a number of tokens, 1 or more, and goes with --multi")
-    return None if multi is None else (pool_factor or 1) if multi else 0
 
 
 def _refuse_nothing_to_do(paths: list[Path] | None, *, prune: bool, watch: bool, other: bool) -> None:

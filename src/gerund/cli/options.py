@@ -213,14 +213,14 @@ _TEXT_OPTIONS = {
 
 def text_settings(*names: str) -> Group:
     """Return options for keywords of ``generate`` about the text as a whole; the command gets them as a dict."""
-    return Group([_TEXT_OPTIONS[name] for name in names], _text_settings)
 
+    def make(values: dict[str, Any]) -> "GenerationKeywords":
+        keywords = _given(values)
+        if (schema := keywords.get("schema")) is not None and schema.startswith("@"):
+            keywords["schema"] = read_json(Path(schema[1:]))
+        return keywords  # type: ignore[return-value]
 
-def _text_settings(values: dict[str, Any]) -> "GenerationKeywords":
-    keywords = _given(values)
-    if (schema := keywords.get("schema")) is not None and schema.startswith("@"):
-        keywords["schema"] = read_json(Path(schema[1:]))
-    return keywords  # type: ignore[return-value]
+    return Group([_TEXT_OPTIONS[name] for name in names], make)
 
 
 def rerank() -> Group:

@@ -54,7 +54,12 @@ class Remote:
             with self._opener.open(request, timeout=_TIMEOUT) as answer:
                 status, received = answer.status, answer.read()
         except (urllib.error.URLError, TimeoutError, ssl.SSLError, ConnectionError) as error:
-            raise self._unreachable(getattr(error, "reason", error)) from error
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise ResourceError(f"{self.url} did not answer within {_TIMEOUT} s") from error
+            detail = getattr(reason, "strerror", None) or reason
+            message = f"no server answers at {self.url} ({detail}); gerund serve --index INDEX starts one"
+            raise DataError(message) from error
         except (http.client.HTTPException, OSError, ValueError) as error:
             raise self._stranger() from error
         try:
@@ -66,12 +71,6 @@ class Remote:
         if status != http.client.OK:
             raise self._refusal(status, decoded.get("error"))
         return decoded
-
-    def _unreachable(self, reason: object) -> GerundError:
-        if isinstance(reason, TimeoutError):
-            return ResourceError(f"{self.url} did not answer within {_TIMEOUT} s")
-        detail = getattr(reason, "strerror", None) or reason
-        return DataError(f"no server answers at {self.url} ({detail}); gerund serve --index INDEX starts one")
 
     def _stranger(self) -> GerundError:
         return DataError(f"{self.url} is not a gerund server, or one of another version")

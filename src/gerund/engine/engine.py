@@ -236,12 +236,7 @@ class Engine:
             self._thread.join()
 
     def submit_generate(
-        self,
-        prompt: Prompt,
-        settings: GenerationConfig,
-        *,
-        on_text: Emit | None = None,
-        deadline: float | None = None,
+        self, prompt: Prompt, settings: GenerationConfig, *, on_text: Emit | None = None, deadline: float | None = None
     ) -> EngineFuture[list[Generation]]:
         """Continue a prompt; see ``LanguageModel.generate``.
 
@@ -468,17 +463,14 @@ class Engine:
         if parts.generation.live and self._ratio.is_due:
             self._step(parts)
         if self._call is not None and self._ratio.is_due:
-            self._read_during_call(parts)
+            # Read a little while a function runs, which may take long.
+            self._take_new(parts)
+            began = time.perf_counter()
+            spent = parts.generation.read(1) if parts.generation.can_read else 0
+            if parts.encoding.jobs:
+                parts.encoding.read(max(1, self.config.prefill_tokens - spent))
+            self._ratio.let_in(time.perf_counter() - began)
         self._since = time.perf_counter()
-
-    def _read_during_call(self, parts: _Prepared) -> None:
-        """Read a little while a function runs, which may take long."""
-        self._take_new(parts)
-        began = time.perf_counter()
-        spent = parts.generation.read(1) if parts.generation.can_read else 0
-        if parts.encoding.jobs:
-            parts.encoding.read(max(1, self.config.prefill_tokens - spent))
-        self._ratio.let_in(time.perf_counter() - began)
 
     def _run_call(self, job: _CallJob) -> None:
         self._call = job

@@ -170,18 +170,13 @@ def convert(
         for name, path in (more or {}).items():
             shutil.copyfile(path, work / name)
         write_settings(work, runtime.config, runtime.n_layers, lm.fingerprint(), adapters=lm.adapters)
-        _keep_card_of_base(work)
+        card = work / CARD
+        if card.is_file() and not is_generated(card_fields(card)):
+            card.rename(work / "README.base.md")  # the base's own, which the new card leaves free
         write_card(work, runtime, origin_of(source), adapters=list(lm.adapters.folders))
         for part in (runtime.head, runtime.transform, lm.scorer, lm.late, lm.reranker):
             if part is not None:
                 part.save(work)
-
-
-def _keep_card_of_base(folder: Path) -> None:
-    """Give the base's own model card another name, which its new card leaves free."""
-    card = folder / CARD
-    if card.is_file() and not is_generated(card_fields(card)):
-        card.rename(folder / "README.base.md")
 
 
 def _refuse_hybrid(runtime: EncoderRuntime) -> None:

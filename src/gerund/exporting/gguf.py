@@ -396,10 +396,7 @@ def _refuse_other_gemma(config: Any) -> None:
             config.layer_types,
             ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(layers)],
         ),
-        "query_pre_attn_scalar": (
-            config.query_pre_attn_scalar,
-            scalar,
-        ),
+        "query_pre_attn_scalar": (config.query_pre_attn_scalar, scalar),
         "rope_parameters of its windows": (
             (rope["sliding_attention"]["rope_type"], rope["sliding_attention"]["rope_theta"]),
             ("default", 1e4),
@@ -480,7 +477,7 @@ def _write_settings(writer: Any, model: PreTrainedModel, table: TokenTable) -> N
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    width = _head_width(config)
+    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
@@ -556,7 +553,9 @@ def _tensors(model: PreTrainedModel, kind: Layout, state: Mapping[str, Tensor]) 
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind.name)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     weights: dict[str, Tensor] = {}
-    for name, tensor in _untied(state, config).items():
+    for name, tensor in state.items():
+        if config.tie_word_embeddings and name == "lm_head.weight":
+            continue
         gguf_name = names.get_name(name, (".weight", ".bias"))
         if gguf_name is None:
             raise ConfigError(f"llama.cpp has no place for {name} of a {config.model_type} model")
@@ -573,13 +572,6 @@ def _tensors(model: PreTrainedModel, kind: Layout, state: Mapping[str, Tensor]) 
     return weights
 
 
-def _untied(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Return the weights without a tied output head."""
-    return {
-        name: tensor for name, tensor in state.items() if not (config.tie_word_embeddings and name == "lm_head.weight")
-    }
-
-
 def frequency_factors(model: PreTrainedModel) -> Tensor | None:
     """Return the divisor of each rotary frequency; None if the frequencies are not scaled."""
     rope = model.config.rope_parameters
@@ -589,10 +581,6 @@ def frequency_factors(model: PreTrainedModel) -> Tensor | None:
     steps = torch.arange(0, 2 * len(frequencies), 2).float() / (2 * len(frequencies))
     plain: Tensor = 1.0 / (float(rope["rope_theta"]) ** steps)
     return plain / frequencies
-
-
-def _head_width(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _check_texts(runtime: EncoderRuntime, read: EncoderRuntime, path: Path, kind: FileType) -> str:

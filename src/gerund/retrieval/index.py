@@ -140,7 +140,9 @@ class Index(QuestionAnswering):
         """
         if self._encoder is None:
             about = self._read_about()
-            self._refuse_other_model()
+            # A model that isn't loaded yet is refused by what its files say.
+            if self._about is not None and isinstance(self._given, ModelSpec | str | Path):
+                refuse_other_dimensions(self._about, self.store.name, self._given)
             encoder = self._load_encoder(about)
             if about is not None:
                 self._require_encoder(encoder, about)
@@ -588,11 +590,6 @@ class Index(QuestionAnswering):
             f"{self.store.name} was made with {about.model} ({about.encoder}, {about.fingerprint})"
             f"{difference(about, lm)}; open it with that model, or migrate it (gerund index --migrate)"
         )
-
-    def _refuse_other_model(self) -> None:
-        """Refuse a model that isn't loaded yet and can't search this index, by what its files say."""
-        if self._about is not None and isinstance(self._given, ModelSpec | str | Path):
-            refuse_other_dimensions(self._about, self.store.name, self._given)
 
     def _require_own_encoder(self, lm: "LanguageModel | SentenceEncoder") -> None:
         """Refuse to embed documents with another encoder, even if its vectors are in the same space."""

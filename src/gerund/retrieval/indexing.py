@@ -254,7 +254,12 @@ class Writer:
     def _places(self, digests: dict[str, str]) -> dict[str, str]:
         """Return the absolute path of each file of the index, whose name may be relative to the index's folder."""
         root = "" if self._root is None else shown_path(self._root.as_posix())
-        return {file: _absolute(file, root) for file in {*digests, *self._sources_of} if file}
+        return {
+            # A file with a scheme, such as ``s3://``, is in no folder.
+            file: file if Path(file).is_absolute() or "://" in file else posixpath.join(root, file)
+            for file in {*digests, *self._sources_of}
+            if file
+        }
 
     @contextmanager
     def _flushing(self) -> Iterator[None]:
@@ -336,11 +341,6 @@ def _document(parsed: ParsedText, source: str, file: str, path: Path) -> Documen
     """Return a document; a file without a title gets its name as the title."""
     title = parsed.title or ("" if parsed.key else shown_path(stem_of(path)))
     return Document(source, parsed.text, title, parsed.sections, file)
-
-
-def _absolute(file: str, folder: str) -> str:
-    """Return the path of a file in an index; a file with a scheme, such as ``s3://``, is in no folder."""
-    return file if Path(file).is_absolute() or "://" in file else posixpath.join(folder, file)
 
 
 def _below(paths: Sequence[Path], places: Mapping[str, str]) -> set[str]:

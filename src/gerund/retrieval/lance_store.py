@@ -518,7 +518,7 @@ def arrow_rows(
         name: [getattr(chunk, "end" if name == "stop" else name) for chunk in chunks] for name in ("id", *FIELDS)
     }
     columns[MULTI] = list(tokens or ())
-    columns[TERMS] = [terms_of(chunk, analyzer) for chunk in chunks]
+    columns[TERMS] = [" ".join(analyzer.document(chunk.indexed_text)) for chunk in chunks]
     stored_NC = quantize(vectors_ND, "ubinary") if precision == BINARY else vectors_ND.astype(precision)
     flat = pa.array(np.ascontiguousarray(stored_NC).ravel())
     arrays = [
@@ -553,11 +553,6 @@ def _terms_index() -> Any:
         ascii_folding=False,
         with_position=True,
     )
-
-
-def terms_of(chunk: Chunk, analyzer: Analyzer) -> str:
-    """Return the terms of a chunk, as the table stores them."""
-    return " ".join(analyzer.document(chunk.indexed_text))
 
 
 def _full_text_query(query: KeywordQuery, analyzer: Analyzer) -> Any:

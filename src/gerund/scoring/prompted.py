@@ -161,7 +161,7 @@ class Listwise:
         prompt, _ = _prompt(self._tokenizer, asked)
         listed = [(f"[{letter}] ", text, "\n\n") for letter, text in zip(_LETTERS, texts, strict=False)]
         whole, literal = "", []
-        for part in _split_at_marks(prompt):
+        for part in re.split(f"([{_QUERY}{_DOCUMENT}])", prompt):
             pieces = {_DOCUMENT: [one for entry in listed for one in entry], _QUERY: [self._query]}.get(part, [part])
             start = len(whole)
             whole += "".join(pieces)
@@ -179,11 +179,6 @@ class Listwise:
         raise ConfigError(
             'the tokenizer has no single tokens for letters, so the model can\'t rank by listwise. Use `by="lift"`.'
         )
-
-
-def _split_at_marks(prompt: str) -> list[str]:
-    """Return a prompt cut before and after the places of query and documents."""
-    return [part for part in re.split(f"([{_QUERY}{_DOCUMENT}])", prompt) if part]
 
 
 class QueryAttention:

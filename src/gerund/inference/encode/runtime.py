@@ -26,11 +26,7 @@ from gerund.attention.layouts import decoder_layers, hidden_of, input_of, is_one
 from gerund.errors import ConfigError, UnsupportedModelError
 from gerund.inference.encode.batches import Encodes, encode
 from gerund.inference.encode.other_states import AttentionParts, EachPart, generated_states, reads_attention, width_of
-from gerund.inference.tokens import (
-    InputFormat,
-    Tokens,
-    tokenize,
-)
+from gerund.inference.tokens import InputFormat, Tokens, tokenize
 from gerund.models.adapters import active_adapter
 from gerund.models.architectures import encoder_of, state_width
 from gerund.models.heads import AnswerTokens, ProjectionHead
@@ -86,11 +82,7 @@ class LayerMixing:
         self._total_BTD: Tensor | None = None
 
     def prepended(
-        self,
-        embed: Callable[[Tensor], Tensor],
-        inputs: Mapping[str, Tensor],
-        texts: Sequence[Tokens],
-        begin_B: Tensor,
+        self, embed: Callable[[Tensor], Tensor], inputs: Mapping[str, Tensor], texts: Sequence[Tokens], begin_B: Tensor
     ) -> dict[str, Tensor]:
         """Return a model's inputs with embeddings instead of ids, that of the placeholder included."""
         device = begin_B.device
@@ -400,18 +392,15 @@ ENOUGH = 0.999
 
 def bfloat16_cosine(runtime: EncoderRuntime) -> float:
     """Return the smallest cosine between vectors computed in bfloat16 and in the dtype of the weights."""
-    return _cosine(runtime, replace(runtime.in_own_type(), autocast=torch.bfloat16))
-
-
-def _cosine(runtime: EncoderRuntime, other: EncoderRuntime) -> float:
-    config = runtime.config
+    config, exact = runtime.config, runtime.in_own_type()
     input_format = InputFormat(append_eos=config.append_eos, repeat_text=runtime.plan.repeats_text, empty="zeros")
     tokens_of = [item for item in tokenize(runtime.tokenizer, SAMPLE_TEXTS, input_format) if item is not None]
     # Truncated here: a warning would be about texts that the user does not know.
     tokens = [replace(item, ids=item.ids[: runtime.max_length]) for item in tokens_of]
     if not tokens:  # a vocabulary of another script
         return 0.0
-    return smallest_cosine(*(encode(version, tokens, show=False) for version in (runtime.in_own_type(), other)))
+    versions = (exact, replace(exact, autocast=torch.bfloat16))
+    return smallest_cosine(*(encode(version, tokens, show=False) for version in versions))
 
 
 def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
@@ -422,13 +411,10 @@ def smallest_cosine(one_ND: np.ndarray, other_ND: np.ndarray) -> float:
 
 def choose_autocast(runtime: EncoderRuntime) -> torch.dtype | None:
     """Return bfloat16 where the weights are float32 and the vectors hardly change, else None."""
-    if runtime.model.dtype != torch.float32 or _fills_spans(runtime) or is_one_graph(runtime.model):
+    fills_spans = any(view.direction is Direction.HYBRID for view in runtime.plan.views)
+    if runtime.model.dtype != torch.float32 or fills_spans or is_one_graph(runtime.model):
         return None
     return torch.bfloat16 if bfloat16_cosine(runtime) >= ENOUGH else None
-
-
-def _fills_spans(runtime: EncoderRuntime) -> bool:
-    return any(view.direction is Direction.HYBRID for view in runtime.plan.views)
 
 
 class TextClassifier(nn.Module):

@@ -142,11 +142,6 @@ def require_tools_in_template(tokenizer: PreTrainedTokenizerBase) -> str:
     return _template_text(tokenizer)
 
 
-def conversation_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages, one per line: for scorers, which don't use templates."""
-    return "\n".join(message["content"] for message in checked_messages(messages))
-
-
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the messages of a conversation as templates take them.
 
@@ -391,7 +386,7 @@ def plain_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     """Return a prompt as text, a conversation without its template."""
     if isinstance(prompt, str) or not is_message(prompt[0]):
         return str(prompt_text(tokenizer, prompt))
-    return conversation_text(prompt)  # type: ignore[arg-type]
+    return "\n".join(message["content"] for message in checked_messages(prompt))
 
 
 def prompt_ids(

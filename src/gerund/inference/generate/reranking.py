@@ -175,11 +175,6 @@ def nothing(seed: int) -> Hypothesis:
     return Hypothesis((), 0.0, False, False, Draws(sample_seed(seed, 0)))
 
 
-def draws_of(seed: int, beam: Hypothesis, key: tuple[int, int, int]) -> Draws:
-    """Return the random numbers of a sample; the first sample has those of the beam itself."""
-    return draws_for(seed, 0, *key) if key[-1] else beam.draws.copy()
-
-
 # Sequences per pass; the continuations of one prompt always stay together.
 _ROWS_AT_ONCE = 64
 
@@ -363,7 +358,9 @@ class _Search:
         for place, beam, row, key in part:
             growing.append((place, len(written[place])))
             parents.append(row)
-            written[place].append(replace(beam, draws=draws_of(self.prompts[place].seed, beam, key)))
+            # The first sample has the random numbers of the beam itself.
+            draws = draws_for(self.prompts[place].seed, 0, *key) if key[-1] else beam.draws.copy()
+            written[place].append(replace(beam, draws=draws))
             last_row[place].append(None)
         for step in range(self.rerank.every or max(prompt.room for prompt in self.prompts)):
             if step:

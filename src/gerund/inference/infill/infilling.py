@@ -74,10 +74,6 @@ class BlankedText:
         """Number of blanks."""
         return len(self.pieces) - 1
 
-    def word_before(self, gap: int) -> bool:
-        """Whether a word and a space precede a blank, so that its span must not continue that word."""
-        return self.spaced[gap] and self.pieces[gap][-1:].isalnum()
-
     def trimmed(self, gap: int, span: str) -> str:
         """Remove spaces from the end of a span where the next piece begins with white space."""
         return span.rstrip() if self.pieces[gap + 1][:1].isspace() else span
@@ -184,7 +180,9 @@ def fill(
     paths: list[Path] = []
     scores: list[float] = []
     for gap in range(text.gaps):
-        not_first = continuing_ids(tokenizer) if text.word_before(gap) else []
+        # After a word and a space a span must not continue that word.
+        is_apart = text.spaced[gap] and text.pieces[gap][-1:].isalnum()
+        not_first = continuing_ids(tokenizer) if is_apart else []
         # Nothing reads the piece after the last blank here, so it takes no context.
         used = search if search.sees_right else _with_room(search, left, pieces[gap:-1], runtime.max_length, strict)
         path, score = _best(runtime, left, pieces[gap:], used, gap, not_first)

@@ -26,7 +26,7 @@ from gerund.retrieval.documents import Chunking
 from gerund.scoring.names import check_first_stage, check_relevance
 from gerund.server.bodies import MOST_TEXTS, Accepted, Body, Count, Ids, ManyIds, RequestBody, Text, Texts
 from gerund.server.config import FINGERPRINT_HEADER
-from gerund.server.errors import MISMATCH, ApiError, api_error, blamed, errors_about
+from gerund.server.errors import MISMATCH, ApiError, api_error, blamed, errors_about, unsupported
 from gerund.server.generation_bodies import ScorerName
 from gerund.server.service import RequestContext, Served, Service
 from gerund.settings.plan import AttentionPlan
@@ -245,11 +245,9 @@ async def embeddings(
         fingerprint = service.fingerprint(None if body.dimensions == most else body.dimensions)
     expected = fingerprint if x_gerund_fingerprint is None else x_gerund_fingerprint.strip()
     if expected != fingerprint:
-        raise api_error(
-            FingerprintError(
-                f"the vectors of this server have the fingerprint {fingerprint}, and {expected} was asked for: another "
-                "model, adapter, plan or number of dimensions; do not mix the two"
-            )
+        raise FingerprintError(
+            f"the vectors of this server have the fingerprint {fingerprint}, and {expected} was asked for: another "
+            "model, adapter, plan or number of dimensions; do not mix the two"
         )
     response.headers[FINGERPRINT_HEADER] = fingerprint
     async with service.context(request) as context:
@@ -400,7 +398,7 @@ async def _token_vectors(
             f"multi returns lists of numbers for texts, whole and without a prompt of yours: {named}", param=named
         )
     if isinstance(lm, SentenceEncoder):
-        raise ApiError("multi: this encoder gives one vector for a whole text", param="multi", code="not_supported")
+        raise unsupported("multi", "multi: this encoder gives one vector for a whole text")
     asked = "query" in (prompt_name, body.prompt_name) or (body.input_type or body.task) in _KINDS[0]
     overflow: Overflow = "truncate" if body.truncates else "error"
     try:
@@ -434,7 +432,7 @@ def _check_normalize(body: EmbeddingRequest, service: Service) -> None:
             message = (
                 f"{name} is {str(normalizes).lower()} in this encoder, and other vectors must not mix with its own"
             )
-            raise ApiError(f"{message}; leave it out", param=name, code="not_supported")
+            raise unsupported(name, f"{message}; leave it out")
 
 
 def _prompt_name(body: EmbeddingRequest, service: Service) -> tuple[str | None, str]:
@@ -558,7 +556,7 @@ async def _relevance(
         check_first_stage(stage.get("scores"), len(documents), stage.get("weight"), None, stage.get("deadline"))
     if stage and isinstance(lm, SentenceEncoder):
         name = next(iter(stage))
-        raise ApiError(f"{name} is not supported by this encoder; leave it out", param=name, code="not_supported")
+        raise unsupported(name, f"{name} is not supported by this encoder; leave it out")
     async with service.context(request) as context:
         if most is not None:
             texts, most_each = documents, most

@@ -14,7 +14,7 @@ from gerund.inference.infill import BLANK, untrained_to_fill
 from gerund.inference.text_ids import encode_texts
 from gerund.inference.tokens import check_unicode
 from gerund.server.bodies import Accepted, RequestBody, Text, TokenId
-from gerund.server.errors import STREAMS, ApiError, blamed, errors_about
+from gerund.server.errors import STREAMS, ApiError, blamed, errors_about, unsupported
 from gerund.server.generation_bodies import (
     LLAMA_CPP,
     MOST_FILLED,
@@ -189,10 +189,8 @@ def _tokenized(service: Service, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
         if body.add_special_tokens or body.add_special:
             name = "add_special_tokens" if body.add_special_tokens else "add_special"
-            raise ApiError(
-                f"{name} is not supported with messages, whose template writes the special tokens; leave it out",
-                param=name,
-                code="not_supported",
+            raise unsupported(
+                name, f"{name} is not supported with messages, whose template writes the special tokens; leave it out"
             )
         conversation = ChatRequest(messages=body.messages).conversation()
         template = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
