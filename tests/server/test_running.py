@@ -279,6 +279,16 @@ def test_workers_share_a_port_and_are_replaced(served_folder: Path, tmp_path: Pa
     assert children_of(own.process.pid) == []
 
 
+@pytest.mark.full  # two more processes that import torch; a supervisor of fake workers is tried in test_workers.py
+def test_workers_end_with_the_process_that_started_them(served_folder: Path) -> None:
+    with Process(served_folder, "--workers", "2", "--log", "none") as own:
+        own.ready()
+        workers = workers_of(children_of(own.process.pid))
+        own.process.kill()
+        own.process.wait()
+        assert until(lambda: not any(Path(f"/proc/{one}").exists() for one in workers), 30)
+
+
 def children_of(process: int) -> list[int]:
     """Return the processes that a process has started."""
     try:
