@@ -19,7 +19,6 @@ from gerund.evaluation.systems.search import BM25System
 from gerund.evaluation.systems.selection import systems_of
 from gerund.evaluation.task import EvaluationConfig
 from gerund.papers import token_labels
-from gerund.papers import token_labels as module
 from gerund.papers.token_labels import (
     COLUMNS,
     RELEASED_TAGGER,
@@ -426,7 +425,7 @@ def test_official_counts(data_folder: Path) -> None:
     assert (len(testb.words), sum(map(len, testb.words))) == (3453, 46435)
 
 
-SENTENCES_word_states = [
+READ = [
     ["EU", "rejects", "German", "call"],
     ["Peter", "Blackburn"],
     ["a"],
@@ -445,28 +444,28 @@ def system(tiny_folder: Path) -> LanguageModelSystem:
 def test_words_of_all_sentences_in_their_order(
     system: LanguageModelSystem, shift: bool, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SENTENCES_AT_ONCE", 2)
-    with word_states(system, SENTENCES_word_states, shift=shift, show=False, most_bytes=most_bytes) as vectors:
+    monkeypatch.setattr(token_labels, "_SENTENCES_AT_ONCE", 2)
+    with word_states(system, READ, shift=shift, show=False, most_bytes=most_bytes) as vectors:
         assert isinstance(vectors, np.memmap) == (most_bytes == 0)
         assert vectors.dtype == np.float32
-        alone = [system.encode_words([words], shift=shift)[0] for words in SENTENCES_word_states]
+        alone = [system.encode_words([words], shift=shift)[0] for words in READ]
         np.testing.assert_allclose(vectors, np.concatenate(alone), atol=1e-5)
-        other = np.concatenate(system.encode_words(SENTENCES_word_states, shift=not shift))
+        other = np.concatenate(system.encode_words(READ, shift=not shift))
         assert not np.allclose(vectors, other, atol=1e-3)
 
 
 def test_the_prompt_is_read(system: LanguageModelSystem) -> None:
-    with word_states(system, SENTENCES_word_states, prompt="tag: ") as vectors:
-        expected = np.concatenate(system.encode_words(SENTENCES_word_states, prompt="tag: "))
+    with word_states(system, READ, prompt="tag: ") as vectors:
+        expected = np.concatenate(system.encode_words(READ, prompt="tag: "))
         np.testing.assert_allclose(vectors, expected, atol=1e-5)
-        assert not np.allclose(vectors, np.concatenate(system.encode_words(SENTENCES_word_states)), atol=1e-3)
+        assert not np.allclose(vectors, np.concatenate(system.encode_words(READ)), atol=1e-3)
 
 
 def test_the_file_is_gone_afterwards(
     system: LanguageModelSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with word_states(system, SENTENCES_word_states, most_bytes=0) as vectors:
+    with word_states(system, READ, most_bytes=0) as vectors:
         [path] = tmp_path.glob("*/states")
         assert path.stat().st_size == vectors.nbytes == 4 * 12 * system.lm.dimensions
     assert list(tmp_path.iterdir()) == []
@@ -488,7 +487,7 @@ def test_a_full_disk(system: LanguageModelSystem, tmp_path: Path, monkeypatch: p
         Path, "open", lambda path, *rest, **more: Full() if path.name == "states" else opener(path, *rest, **more)
     )
     message = rf"the words' vectors need 1 GB in {tmp_path}: No space left on device"
-    with pytest.raises(ResourceError, match=message), word_states(system, SENTENCES_word_states, most_bytes=0):
+    with pytest.raises(ResourceError, match=message), word_states(system, READ, most_bytes=0):
         pass
     assert list(tmp_path.iterdir()) == []
 

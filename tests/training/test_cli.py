@@ -21,23 +21,6 @@ def test_trains_and_prints_the_folder(settings, write_recipe, tmp_path):
     assert "is finished, " in run_cli(*arguments).mistake
 
 
-@pytest.mark.slow
-def test_json(settings, write_recipe, tmp_path):
-    recipe = write_recipe(settings)
-    ran = run_cli("train", recipe, "--dry-run", "--json")
-    assert (ran.code, json.loads(ran.out)["tokens_per_step"]) == (0, 128)
-    ran = run_cli("train", recipe, "--json", f"output={tmp_path / 'out'}", "steps=6")
-    assert (ran.code, json.loads(ran.out)["model"]) == (0, str(tmp_path / "out" / "model"))
-    assert json.loads(ran.out)["steps"] == 6
-
-
-def test_dry_run(settings, write_recipe):
-    ran = run_cli("train", write_recipe(settings), "--dry-run")
-    assert ran.code == 0
-    assert "tokens per step    128 at most for causal" in ran.out
-    assert "estimated time" in ran.out
-
-
 def test_a_second_training_in_one_folder_ends_in_one_sentence_and_status_2(settings, write_recipe, tmp_path):
     with lock_folder(tmp_path / "out"):
         ran = run_cli("train", write_recipe(settings), f"output={tmp_path / 'out'}")
@@ -57,8 +40,9 @@ def test_own_texts(settings, write_recipe, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "a.jsonl").write_text(200 * '{"text": "The old man looked at the sea and went home."}\n')
     recipe, output = write_recipe(settings), tmp_path / "out"
-    ran = run_cli("train", recipe, "--texts", tmp_path / "mine", f"output={output}", "steps=6")
+    ran = run_cli("train", recipe, "--texts", tmp_path / "mine", f"output={output}", "steps=6", "--json")
     assert ran.code == 0
+    assert (json.loads(ran.out)["model"], json.loads(ran.out)["steps"]) == (str(output / "model"), 6)
     assert "tokenising the training documents of texts" in ran.err
     ran = run_cli("train", recipe, "--texts", tmp_path / "absent", f"output={output}")
     assert ran.mistake == f"{tmp_path / 'absent'}: no such file or folder"

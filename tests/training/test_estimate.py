@@ -75,8 +75,10 @@ class TestEstimate:
         lines = dict(line.split(None, 1) for line in ran.out.splitlines())
         assert lines["weights"] == "1 MiB in each of 2 processes (sharding: none)"
         assert {"gradients", "optimizer", "activations"} <= lines.keys()
+        assert "tokens per step    128 at most for causal" in ran.out
+        assert "estimated time" in ran.out
         ran = run_cli("train", write_recipe(settings), "--processes", 2, "--dry-run", "--json")
-        assert json.loads(ran.out)["memory"]["processes"] == 2
+        assert (json.loads(ran.out)["memory"]["processes"], json.loads(ran.out)["tokens_per_step"]) == (2, 128)
 
     def test_every_kind_of_text_before_there_is_a_tokenizer(self, settings, write_recipe, tmp_path):
         objectives = "objectives=[{kind: mntp, length: 16, batch_size: 2}, {kind: simcse, length: 16, batch_size: 2}]"

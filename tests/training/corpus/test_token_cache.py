@@ -122,13 +122,6 @@ def test_lots_do_not_show(corpus, tokenizer, tmp_path, cache, monkeypatch):
         assert other.summary() == cache.summary()
 
 
-def test_no_lot_is_larger_than_allowed(monkeypatch):
-    monkeypatch.setattr(token_cache, "_TEXTS_AT_ONCE", 3)
-    monkeypatch.setattr(token_cache, "_CHARACTERS_AT_ONCE", 10)
-    shards = list(token_cache._batches(["a", "b", "c", "d", "x" * 20, "e"]))
-    assert shards == [["a", "b", "c"], ["d", "x" * 20], ["e"]]
-
-
 def test_second_call_reads_nothing(corpus, tokenizer, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(token_cache, "read_documents", None)
     assert tokenize_corpus([corpus / "a.train.jsonl"], tokenizer, tmp_path) == cache

@@ -1,4 +1,4 @@
-"""The tokenizer gives every text back, puts BOS in front, and is the same every time."""
+"""The tokenizer gives every text back, puts BOS in front, and is the same every time; which token hides another."""
 
 import os
 import random
@@ -8,9 +8,18 @@ from transformers import AutoTokenizer
 
 from gerund.errors import ConfigError
 from gerund.training.corpus import tokenizer as trained
-from gerund.training.corpus.tokenizer import SPECIAL_TOKENS, load_tokenizer, prepare_tokenizer, train_tokenizer
+from gerund.training.corpus.tokenizer import (
+    MASK,
+    SPECIAL_TOKENS,
+    load_tokenizer,
+    pick_mask_token,
+    prepare_tokenizer,
+    train_tokenizer,
+)
 from gerund.training.recipe import load_recipe
+from tests.tiny import byte_tokenizer
 from tests.training.conftest import sentences
+from tests.training.corpus import tokenizers
 
 
 def random_text(rng):
@@ -116,3 +125,49 @@ def test_mistakes(tmp_path):
 def test_the_bundled_models_tokenizer_has_its_name(bundled):
     text = "The cat sleeps in 1825."
     assert load_tokenizer("default")(text).input_ids == bundled.tokenizer(text).input_ids
+
+
+@pytest.fixture(scope="module")
+def masked():
+    return train_tokenizer(["a small text"], vocab_size=280, max_length=64)
+
+
+def test_the_tokenizers_own(masked):
+    assert pick_mask_token(masked, None) == masked.convert_tokens_to_ids(MASK)
+
+
+def test_a_wish_comes_before_the_tokenizers_own(masked):
+    assert pick_mask_token(masked, "#") == masked.convert_tokens_to_ids("#") != masked.mask_token_id
+
+
+def test_an_underscore_where_there_is_none():
+    tokenizer = byte_tokenizer()
+    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, None)) == "_"
+    assert pick_mask_token(tokenizer, "_") == pick_mask_token(tokenizer, None)
+
+
+def test_llamas_underscore_is_the_one_without_a_space():
+    tokenizer = tokenizers.sentencepiece()
+    assert tokenizer.tokenize("_") == ["▁_"]  # what encoding would give
+    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, None)) == "_"
+    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, "▁_")) == "▁_"
+
+
+def test_text_that_is_a_token_only_as_written_in_the_vocabulary():
+    tokenizer = byte_tokenizer()
+    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, " a")) == "Ġa"
+
+
+@pytest.mark.parametrize("wanted, pieces", [("[MASK]", 6), ("", 0), ("ab", 2)])
+def test_a_wish_that_is_no_token(wanted, pieces):
+    with pytest.raises(ConfigError, match=rf"mask_token .* is no token of this tokenizer but {pieces} pieces"):
+        pick_mask_token(byte_tokenizer(), wanted)
+
+
+def test_no_token_to_fall_back_on():
+    tokenizer = tokenizers.words_only()  # gives <unk> for whatever it does not know
+    with pytest.raises(ConfigError, match="no mask token and '_' is no token of it either; set mask_token"):
+        pick_mask_token(tokenizer, None)
+    with pytest.raises(ConfigError, match="mask_token 'c' is no token of this tokenizer"):
+        pick_mask_token(tokenizer, "c")
+    assert pick_mask_token(tokenizer, "b") == 3

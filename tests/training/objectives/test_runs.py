@@ -218,29 +218,6 @@ class TestBuilding:
         assert len(unimae.losses.decoder.positions) == longest == 22
 
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
-torchs_own = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
-
-
-def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
-    compiled = []
-    original = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(self) or original(self, **how))
-    plain, quick = (
-        train(recipe_of(name, f"compile={choice}", f"output={tmp_path / choice}", *others)).parent
-        for choice in ("false", "true")
-    )
-    assert len(compiled) == 2
-    rows = [read_log(folder) for folder in (plain, quick)]
-    for one, other in zip(*rows, strict=True):
-        # SimCSE's dropout samples other numbers when it is compiled.
-        for key in [key for key in one if ("loss" in key or "val_" in key) and "simcse" not in key]:
-            assert other[key] == pytest.approx(one[key], rel=1e-3), key
-    weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]
-    for key, value in weights[0].items():
-        torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
-
-
 @pytest.mark.full  # each takes minutes, which torch's own compiler needs
 @pytest.mark.parametrize(
     ("name", "others"),
@@ -251,10 +228,24 @@ def assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, mon
     ],
     ids=["magnet", "layers-twice", "unimae"],
 )
-@needs_compiler
-@torchs_own
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 def test_layers_compiled_to_machine_code_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch):
-    assert_compiled_layers_learn_the_same(recipe_of, name, others, tmp_path, monkeypatch)
+    compiled = []
+    original = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(self) or original(self, **how))
+    plain, quick = (
+        train(recipe_of(name, f"compile={choice}", f"output={tmp_path / choice}", *others)).parent
+        for choice in ("false", "true")
+    )
+    assert len(compiled) == 2
+    for one, other in zip(read_log(plain), read_log(quick), strict=True):
+        # SimCSE's dropout samples other numbers when it is compiled.
+        for key in [key for key in one if ("loss" in key or "val_" in key) and "simcse" not in key]:
+            assert other[key] == pytest.approx(one[key], rel=1e-3), key
+    weights = [load_file(folder / "model" / "adapter" / "adapter_model.safetensors") for folder in (plain, quick)]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, atol=2e-3, rtol=0.05)
 
 
 @pytest.mark.slow

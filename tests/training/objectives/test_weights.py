@@ -182,12 +182,6 @@ class TestWeights:
         }
         assert_equal_gradients(gradients, expected)
 
-    def test_mntp_and_msg_in_one_pass_are_each_alone_on_the_same_texts(self, workshop):
-        _, gradients = workshop.step(workshop.hybrid())
-        parts = [workshop.step(workshop.hybrid(mntp=one, msg=1 - one)) for one in (0.0, 1.0)]
-        expected = {name: parts[0][1][name] + parts[1][1][name] for name in gradients}
-        assert_equal_gradients(gradients, expected)
-
     def test_schedules_switch_on_their_step(self, workshop):
         hybrid = workshop.hybrid(mntp=[[0, 1], [3, 0]], msg=[[0, 0], [2, 4]])
         contrastive = workshop.contrastive(weight=[[0, 0], [2, 9]])
