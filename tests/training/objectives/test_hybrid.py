@@ -47,21 +47,6 @@ def random_rows(count, shortest=8, longest=180, seed=0):
     return [rng.integers(20, 90, size=rng.integers(shortest, longest + 1)) for _ in range(count)]
 
 
-def runs(spans):
-    """Return the length of each span, by its number; a number that comes back is an error."""
-    lengths, before = {}, 0
-    for number in spans:
-        if number and number != before:
-            assert number not in lengths, spans
-            assert number == len(lengths) + 1
-            assert before == 0, "no context between two spans"
-            lengths[number] = 0
-        if number:
-            lengths[number] += 1
-        before = number
-    return list(lengths.values())
-
-
 def views(batch):
     """Yield (ids, labels, selected, span) of each text without padding, and demand that padding is untouched."""
     for row in range(len(batch["input_ids"])):
