@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gerund.evaluation.systems.base import Encoder
+from gerund.models.vectors import unit
 
 WORDS = ("a cat", "the rain", "an inn", "the end", "a thin man", "the sea", "in the tin", "another day")
 
@@ -56,7 +57,7 @@ class Table(FakeEncoder):
     def encode(self, texts, *, prompt=None, normalize=False, show=None):
         self.asked.append((prompt, list(texts)))
         vectors = np.array([self.vectors[text] for text in texts], dtype=np.float32)
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if normalize else vectors
+        return unit(vectors) if normalize else vectors
 
     def heard(self) -> set[tuple[str | None, str]]:
         """Every text that was encoded, with its prompt."""
