@@ -11,7 +11,6 @@ Python packages that are installed here, many as questions. SmolLM2's encoder le
 import argparse
 import ast
 import json
-import lzma
 import random
 import re
 import subprocess
@@ -19,6 +18,10 @@ import sysconfig
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+
+from gerund.data.corpus import read_documents
+from gerund.errors import DataError
+from gerund.evaluation.data_files import read_json_lines, read_tab_lines
 
 SENTENCES = re.compile(r"(?<=[.?!])\s+(?=[A-Z])")
 SCIENCE = re.compile(
@@ -59,13 +62,6 @@ ABOUT_TASKS = (
 FILES_A_PACKAGE, DOCSTRINGS_A_PACKAGE, PACKAGES_A_SECTION = 150, 90, 700
 
 
-def rows(file: Path) -> Iterator[dict]:
-    """Read JSON Lines, packed by xz or not."""
-    with lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
-
-
 def passage(text: str, rng: random.Random) -> str:
     """Return two to five sentences of a text."""
     sentences = SENTENCES.split(text)
@@ -76,22 +72,22 @@ def passage(text: str, rng: random.Random) -> str:
 
 def of_sets(data: Path, rng: random.Random) -> Iterator[str]:
     """Yield the texts of labeled sets: training parts alone, except where a set isn't used to measure encoders."""
-    for line in (data / "sts/stsb.train.tsv").read_text("utf-8").splitlines():
-        yield from line.split("\t")[1:3]
-    for row in rows(data / "classification/hwu64/train.jsonl"):
-        yield row["text"]
-    for row in rows(data / "pairs/mqp.jsonl"):
-        yield from (row["text1"], row["text2"])
-    for row in rows(data / "classification/chemprot/train.jsonl"):
+    for row in read_tab_lines(data / "sts/stsb.train.tsv", ("score", "sentence1", "sentence2")):
+        yield from (row.text("sentence1"), row.text("sentence2"))
+    for row in read_json_lines(data / "classification/hwu64/train.jsonl"):
+        yield row.text("text")
+    for row in read_json_lines(data / "pairs/mqp.jsonl"):
+        yield from (row.text("text1"), row.text("text2"))
+    for row in read_json_lines(data / "classification/chemprot/train.jsonl"):
         # The two names that the label relates are marked.
-        yield re.sub(r"\s+([,.;)])", r"\1", re.sub(r"<<|>>|\[\[|\]\]", "", row["text"]))
-    for row in rows(data / "classification/pubmedqa/train.jsonl"):
-        question, *sentences = SENTENCES.split(row["text"])
+        yield re.sub(r"\s+([,.;)])", r"\1", re.sub(r"<<|>>|\[\[|\]\]", "", row.text("text")))
+    for row in read_json_lines(data / "classification/pubmedqa/train.jsonl"):
+        question, *sentences = SENTENCES.split(row.text("text"))
         yield question
         yield from rng.sample(sentences, min(6, len(sentences)))
-        yield from (passage(row["text"], rng) for _ in range(3))
-    for row in rows(data / "suffix/hellaswag.jsonl"):
-        activity, _, scene = row["prefix"].partition(": ")
+        yield from (passage(row.text("text"), rng) for _ in range(3))
+    for row in read_json_lines(data / "suffix/hellaswag.jsonl"):
+        activity, _, scene = row.text("prefix").partition(": ")
         yield activity
         yield rng.choice(SENTENCES.split(scene) or [activity])
 
@@ -99,9 +95,9 @@ def of_sets(data: Path, rng: random.Random) -> Iterator[str]:
 def of_science(data: Path, rng: random.Random) -> Iterator[str]:
     """Yield passages of articles in which several words of science stand."""
     for name in ("wiki.train", "wiki.more"):
-        for row in rows(data / f"lm/{name}.jsonl.xz"):
+        for article in read_documents([data / f"lm/{name}.jsonl.xz"]):
             # Articles may be long, and their first paragraphs say what they are about.
-            for paragraph in row["text"][:3000].split("\n"):
+            for paragraph in article.text[:3000].split("\n"):
                 part = passage(paragraph, rng)
                 if len(part.split()) >= 20 and len({word.lower() for word in SCIENCE.findall(part)}) >= 2:
                     yield part
@@ -172,7 +168,7 @@ def main() -> None:
     for kind, found in kinds.items():
         try:
             cleaned = [" ".join(text.split()) for text in found]
-        except OSError as error:
+        except DataError as error:
             parser.error(str(error))
         new = [text for text in dict.fromkeys(cleaned) if 3 <= len(text.split()) <= 120 and text.lower() not in texts]
         taken = rng.sample(new, min(options.most, len(new)))
