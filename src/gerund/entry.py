@@ -17,11 +17,11 @@ from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.fingerprint import fingerprint
 from gerund.models.heads import embedding_width, read_answers, read_head, read_late
 from gerund.models.loading import LoadedModel, open_model
-from gerund.models.saved_settings import read_adapters, read_saved
+from gerund.models.saved_settings import has_scorer, read_adapters, read_saved
 from gerund.models.sentence_transformers_folder import is_ready_made
 from gerund.models.sources import ADAPTER_FILES, Source, find, find_spec
 from gerund.models.weights import weight_files
-from gerund.scoring.dual_encoder import DualScorer, has_scorer, read_scorer_config
+from gerund.scoring.dual_encoder import DualScorer, read_scorer_config
 from gerund.scoring.reranker import Reranker
 from gerund.seq2seq_model import Seq2SeqModel
 from gerund.settings.encoder import ANSWERS_FILE, CONFIG_FILE, EncoderConfig, answers_folder, read_alike, read_settings

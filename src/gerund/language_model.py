@@ -582,6 +582,11 @@ class LanguageModel(Writes, Embeds, Ranks):
         adapter = self.adapters.name("infill")
         return span_logprobs(self.model, self.tokenizer, [text], mode, show=False, adapter=adapter)[0][0]
 
+    @property
+    def has_scorer(self) -> bool:
+        """Whether the model was trained to score continuations."""
+        return self.scorer is not None
+
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]], scorer: str | Scorer | None = None
     ) -> list[list[float]]:

@@ -19,7 +19,7 @@ from gerund.models.light_runtime import (
     trim_memory,
     usual_threads,
 )
-from gerund.models.saved_settings import encoder_settings, is_trained_to_infill, read_adapters, read_saved
+from gerund.models.saved_settings import encoder_settings, has_scorer, is_trained_to_infill, read_adapters, read_saved
 from gerund.packed.shape import NetworkShape, read_shape
 from gerund.settings.encoder import EncoderConfig, vectors_alike
 from gerund.settings.fields import AUTO_ADAPTER, NO_ADAPTER
@@ -118,7 +118,9 @@ def light_model(spec: ModelSpec) -> "LightModel | None":
         tell_bundled(source.name)
     return_freed_memory()
     cut = read.encoder.exit_layer
-    network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapter=read.adapter, cut=cut)
+    # Those of other jobs are for torch.
+    adapters = {} if read.adapter is None else {"encode": read.adapter}
+    network = PackedNetwork.open(source.gguf, threads=usual_threads(), adapters=adapters, cut=cut)
     adapter = spec.without_auto().adapter if read.bundled is None else AUTO_ADAPTER
     again = spec.model_copy(update={"runtime": "packed", "adapter": adapter})
     lm = LightModel(source.gguf, again, network, tokenizer, source.name, read)
@@ -146,18 +148,16 @@ def _reading(spec: ModelSpec, file: GgufFile, shape: NetworkShape) -> "Reading |
             return None  # which torch tells the user
     else:
         saved, by_job = read_saved(bundled.folder), read_adapters(bundled.folder)
-        adapters = set(by_job.values())
         stored = usual if saved is None else saved.applied_to(usual)
         encoder = spec.without_auto().applied_to(stored)
         head = read_light_head(bundled.folder)
         if head is not None and not vectors_alike(encoder, stored):
             head = head.without_space()
-        if len(adapters) > 1:
-            return None
-        for folder in adapters:
-            read_adapter(folder, shape)
+        adapter = by_job.get("encode")
+        if adapter is not None:
+            read_adapter(adapter, shape)
         fills_gaps = is_trained_to_infill(bundled.folder, by_job, spec.without_auto())
-        read = Reading(encoder, next(iter(adapters), None), head, bundled, fills_gaps)
+        read = Reading(encoder, adapter, head, bundled, fills_gaps, has_scorer(bundled.folder))
     return read if _is_light(encoder, shape) else None
 
 

@@ -56,6 +56,7 @@ class Reading:
         head: projects the pooled states; None without one.
         bundled: the adapters of gerund that it is from; None where it is the file's own.
         fills_gaps: whether the adapter is known to be trained to infill.
+        has_scorer: whether they have a scorer of continuations.
     """
 
     encoder: EncoderConfig
@@ -63,6 +64,7 @@ class Reading:
     head: LightHead | None = None
     bundled: BundledAdapters | None = None
     fills_gaps: bool = False
+    has_scorer: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
     load_again: Callable[[ModelSpec], Any]
     """Loads a model by its spec; set by ``light_entry``."""
     job = "encode"
-    scorer = reranker = late = None
+    reranker = late = None
     """Where its settings have any, ``light_entry`` leaves the file to torch."""
     was_trained_to_embed = False
     device_type = "cpu"
@@ -101,7 +103,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
         super().__init__(network, tokenizer, "gguf", name)
         self.path, self.encoder, self.n_layers = path, read.encoder, network.shape.n_layers
         self.spec = spec.with_encoder(read.encoder, self.n_layers)
-        self.fills_gaps = read.fills_gaps
+        self.fills_gaps, self.has_scorer = read.fills_gaps, read.has_scorer
         self._adapter_hash = adapter_hash(read.adapter)
         self.adapters = LightAdapters(self._adapter_hash)
         self._full: Any = None
@@ -112,7 +114,7 @@ class LightModel(PackedWriter, Embeds, Ranks):
             tokenizer,
             read.encoder,
             read.encoder.resolved(self.n_layers),
-            read.adapter is not None,
+            next(iter(network.adapters), None),
             read.head,
         )
         self.runtime = replace(runtime, transform=truncation(read.encoder.transform, runtime.width))
@@ -171,6 +173,11 @@ class LightModel(PackedWriter, Embeds, Ranks):
                 say_once(f"{self.name}: this is done by torch, which loads the model a second time")
                 self._full = load(self.spec)
             return self._full
+
+    @property
+    def scorer(self) -> Any:
+        """The scorer of continuations, which torch computes; None without one."""
+        return self.full.scorer if self.has_scorer else None
 
     @property
     def head(self) -> LightHead | None:

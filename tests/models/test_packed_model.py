@@ -92,9 +92,32 @@ def test_refused_in_one_sentence(file: Path, settings: dict, why: str):
         gerund.load(file, **{"runtime": "packed", **settings})
 
 
-def test_a_folder_is_refused(tiny_folder: Path):
-    with pytest.raises(ConfigError, match="it is for GGUF files"):
-        gerund.load(tiny_folder, runtime="packed")
+@pytest.mark.parametrize(("weights", "cosine"), [("int8", 0.999), ("int4", 0.9)])
+def test_a_folder_is_quantized_on_loading(
+    file: Path, tiny_folder: Path, torch_: gerund.LanguageModel, tmp_path: Path, weights: str, cosine: float
+):
+    plan = {"attention": "mask0-bidir", "k": 1}
+    lm = gerund.load(tiny_folder, weights=weights, **plan)
+    assert gerund.load(lm.spec).fingerprint() == lm.fingerprint() != torch_.fingerprint()
+    vectors_ND = lm.encode(TEXTS)
+    # The same weights in an unquantized file become the same blocks.
+    np.testing.assert_allclose(vectors_ND, gerund.load(file, weights=weights, **plan).encode(TEXTS), atol=1e-5)
+    exact_ND = torch_.encode(TEXTS)
+    assert cosine < (vectors_ND * exact_ND).sum(axis=1).min() < 1 - 1e-7
+    assert lm.generate("The old man", max_new_tokens=4)[0].text
+    assert (gerund.load(tiny_folder, runtime="packed", **plan).fingerprint() == lm.fingerprint()) == (weights == "int8")
+    lm.save(tmp_path / "saved")
+    np.testing.assert_allclose(gerund.load(tmp_path / "saved", dtype="float32").encode(TEXTS), exact_ND, atol=1e-4)
+
+
+def test_weights_that_cannot_be_quantized(tiny_folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="weights int8 are for runtime packed"):
+        gerund.load(tiny_folder, weights="int8", runtime="torch")
+    with pytest.raises(ConfigError, match="int3"):
+        gerund.load(tiny_folder, weights="int3")
+    quantized = write(gerund.load(tiny_folder), tmp_path / "quantized.gguf", type="q8_0")
+    with pytest.raises(ConfigError, match="its weights are quantized already; leave out weights int4"):
+        gerund.load(quantized, weights="int4")
 
 
 @pytest.mark.parametrize("name", ONCE)
@@ -233,8 +256,15 @@ def test_an_adapter_is_computed_or_left_to_torch(file: Path, tiny_folder: Path, 
         own.infill("The old [blank] looked.", lengths=[2]).text
         == other.infill("The old [blank] looked.", lengths=[2]).text
     )
-    with pytest.raises(ConfigError, match="it takes one adapter"):
-        gerund.load(file, adapter=adapter, infill_adapter=make_adapter(tiny_folder, tmp_path / "b"), runtime="packed")
+    both = {"adapter": adapter, "infill_adapter": make_adapter(tiny_folder, tmp_path / "b", target_modules=["o_proj"])}
+    own = gerund.load(file, **both, runtime="packed")
+    other = gerund.load(file, **both, runtime="torch", dtype="float32")
+    np.testing.assert_allclose(own.encode(TEXTS), other.encode(TEXTS), atol=1e-4)
+    span = ("The old", " man", " looked.")
+    np.testing.assert_allclose(own.span_logprobs(*span), other.span_logprobs(*span), atol=1e-4)
+    plain = gerund.load(file, runtime="packed")
+    assert np.abs(np.subtract(own.span_logprobs(*span), plain.span_logprobs(*span))).max() > 1e-3
+    assert own.generate("The old", max_new_tokens=8)[0].text == plain.generate("The old", max_new_tokens=8)[0].text
     dora = make_adapter(tiny_folder, tmp_path / "dora", use_dora=True)
     with pytest.raises(ConfigError, match="use_dora, which is not run packed"):
         gerund.load(file, adapter=dora, runtime="packed")

@@ -45,9 +45,9 @@ from gerund.jobs.checkpoints import resume_hint
 from gerund.jobs.files import LOCK, lock_folder, make_folder, write_atomic
 from gerund.models import loading
 from gerund.models.adapters import count_parameters
+from gerund.models.saved_settings import has_scorer
 from gerund.models.sources import find
 from gerund.retrieval.document_reader import ReadLimits
-from gerund.scoring.dual_encoder import has_scorer
 from gerund.settings.fields import NO_ADAPTER
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.training.recipe import Recipe, find_recipe, load_recipe, made_by

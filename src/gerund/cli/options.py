@@ -38,7 +38,7 @@ ENCODER = (
     *(*METHODS, "max_length", "adapter"),
 )
 TORCH = ("dtype", "device")
-MACHINE = (*TORCH, "runtime")
+MACHINE = (*TORCH, "runtime", "weights")
 # Searches have options of their own, prompts by name come from a folder, and what the author of a ready-made encoder
 # decided is in its folder.
 OPTIONS = tuple(

@@ -59,7 +59,7 @@ def with_weights(lm: Any) -> Any:
     """Return a ``LanguageModel``; where it is computed from packed weights, the same one with unpacked ones."""
     if not is_one_graph(lm.model) or lm.load_again is None:
         return lm
-    return lm.load_again(lm.spec.model_copy(update={"runtime": "torch"}))
+    return lm.load_again(lm.spec.model_copy(update={"runtime": "torch", "weights": None}))
 
 
 def require_installed(modules: tuple[str, ...], target: str, extra: str) -> None:

@@ -50,9 +50,8 @@ from gerund.models.fingerprint import describe_files, weights_key
 from gerund.models.folder_files import demand_readable
 from gerund.models.kinds import SEQ2SEQ, is_encoder_decoder
 from gerund.models.library_calls import checked_tokenizer, guarded, quiet
-from gerund.models.light_runtime import ARITHMETIC
 from gerund.models.reranker_folder import RERANKER_WEIGHTS, ScoreLayer, read_score_layer
-from gerund.models.runtimes import read_packed, read_skeleton, takes_packed, with_runtime
+from gerund.models.runtimes import pack, packed_in, read_skeleton, takes_packed, with_runtime
 from gerund.models.saved_settings import encoder_settings, is_trained_to_embed, is_trained_to_infill, read_adapters
 from gerund.models.sentence_transformers_folder import (
     MODULES_FILE,
@@ -534,7 +533,8 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     if packed is None:
         loaded, tokenizer = read(source, dtype, config)
     else:
-        loaded, tokenizer = read_packed(packed, config, adapters.by_name, cut=None if generates else encoder.exit_layer)
+        loaded, tokenizer = read(source, torch.float32, config, weights=False)
+        loaded = pack(loaded, packed, spec, adapters.by_name, cut=None if generates else encoder.exit_layer)
     if bundled is not None and not bundled.fits_tokens(tokenizer):
         return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)
     width = state_width(loaded.config) * encoder.poolings
@@ -593,7 +593,7 @@ def _merged_files(source: Source) -> list[Path]:
 def _tensors_of(model: PreTrainedModel) -> list[str]:
     """Return names and shapes of a model's tensors: its config decides which of those in its files are read."""
     return (
-        [ARITHMETIC]
+        [packed_in(model)[1]]
         if is_one_graph(model)
         else [f"{name} {tuple(tensor.shape)}" for name, tensor in model.state_dict().items()]
     )

@@ -41,10 +41,10 @@ class WritesInPlace(Protocol):
         """
 
 
-def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str | None = None) -> PreTrainedModel:
+def packed_model(skeleton: PreTrainedModel, network: PackedNetwork) -> PreTrainedModel:
     """Let a network compute a model of transformers that has no weights (that is on the meta device).
 
-    ``adapter`` is the name by which the network's adapter is made active.
+    Its adapters are made active by their names in the network.
     """
     attach(skeleton)
     head, shape = skeleton.get_output_embeddings(), network.shape
@@ -53,6 +53,9 @@ def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str
     for module in skeleton.modules():
         for name in module._parameters:
             module._parameters[name] = None
+        # Those of a folder's model have no values either.
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None or buffer.is_meta else buffer
     body = skeleton.base_model
     body.set_input_embeddings(_Embeddings(network))
     if head is not None:
@@ -60,7 +63,6 @@ def packed_model(skeleton: PreTrainedModel, network: PackedNetwork, adapter: str
     if len(shape.windows) != shape.n_layers:
         raise UnsupportedModelError("the packed network does not say how far each of its layers looks")
     object.__setattr__(body, "network", network)
-    object.__setattr__(body, "adapter", adapter)
     object.__setattr__(skeleton, "n_parameters", n_parameters)
     for model, own in ((body, PackedBody), (skeleton, PackedCausalLM)):
         kind: Any = type(model)
@@ -164,7 +166,6 @@ class PackedBody(PreTrainedModel):
     """The decoder of a packed model: all but its head."""
 
     network: PackedNetwork
-    adapter: str | None = None
 
     @torch.no_grad()
     def forward(
@@ -184,7 +185,7 @@ class PackedBody(PreTrainedModel):
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = DynamicCache()
-        one = _Pass(self.network, attention_plan, attention_mask, cache, adapted=self._is_adapted())
+        one = _Pass(self.network, attention_plan, attention_mask, cache, adapted=self._adapted())
         if cache is None:
             states = one.texts(input_ids, position_ids, inputs_embeds)
         else:
@@ -192,9 +193,10 @@ class PackedBody(PreTrainedModel):
         hidden = (states,) if output_hidden_states else None
         return BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=hidden)
 
-    def _is_adapted(self) -> bool:
-        """Whether the network's adapter takes part in this thread."""
-        return self.adapter is not None and active_name() == self.adapter
+    def _adapted(self) -> str | None:
+        """Return the adapter that takes part in this thread."""
+        name = active_name()
+        return name if name in self.network.adapters else None
 
     @torch.no_grad()
     def moved_by_layer(self, ids_1T: Tensor, plan: BoundPlan) -> Tensor:
@@ -219,7 +221,7 @@ class _Pass:
         mask_BS: Tensor | None,
         cache: Cache | None,
         *,
-        adapted: bool = False,
+        adapted: str | None = None,
     ) -> None:
         self.network, self.plan, self.cache, self.adapted = network, plan, cache, adapted
         self.depth = network.shape.n_layers if plan is None else len(plan.plan.views)

@@ -1,4 +1,4 @@
-"""Which runtime computes a model: torch, or for a GGUF file on a CPU the packed network.
+"""Which runtime computes a model: torch, or on a CPU the packed network, usually of a GGUF file.
 
 Knows: what each runtime can do. Does not know: how either does it.
 """
@@ -14,13 +14,14 @@ from transformers.initialization import no_init_weights
 
 from gerund.attention.interface import cpu_has_bfloat16
 from gerund.errors import ConfigError, GerundError
-from gerund.gguf_file import parts_of, read_file
+from gerund.gguf_file import read_file
 from gerund.models import gguf_tokenizer
 from gerund.models.library_calls import checked_tokenizer, guarded
 from gerund.models.light_runtime import ARITHMETIC, PLAIN, not_packed
 from gerund.models.sources import Source
+from gerund.models.weights import weight_files
 from gerund.packed.adapter import read_adapter
-from gerund.packed.shape import read_shape
+from gerund.packed.shape import read_folder_shape, read_shape
 from gerund.progress import say_once
 from gerund.settings.encoder import EncoderConfig, Job
 from gerund.settings.model_spec import ModelSpec
@@ -35,7 +36,7 @@ def takes_packed(
     *,
     generates: bool = False,
 ) -> Path | None:
-    """Return the GGUF file whose packed network computes a model; None where torch does.
+    """Return the GGUF file or the folder whose packed network computes a model; None where torch does.
 
     A packed network generates several times as fast as torch. It encodes as fast as torch in float32, so a model that
     may encode is left to torch on processors that compute in bfloat16, which is several times as fast again;
@@ -50,12 +51,16 @@ def takes_packed(
         and (generates or not cpu_has_bfloat16())
         and bool(set(read_file(source.gguf).types) - PLAIN)
     )
-    if spec.runtime == "torch" or (spec.runtime == "auto" and not usual):
+    if spec.weights is not None and spec.runtime == "torch":
+        raise ConfigError(f"weights {spec.weights} are for runtime packed; torch computes them as they are stored")
+    asked = spec.runtime == "packed" or spec.weights is not None
+    if not asked and (spec.runtime == "torch" or not usual):
         return None
-    reason = _unfit(spec, source, device, adapters) or _unread(source, encoder, adapters)
+    path = source.gguf or source.folder or _downloaded(source)
+    reason = _unfit(spec, source, device) or _unread(path, encoder, adapters)
     if reason is None:
-        return source.gguf
-    if spec.runtime == "packed":
+        return path
+    if asked:
         raise ConfigError(f"runtime packed cannot be used for {source.name}: {reason}")
     if spec.dtype == "auto":  # whoever names a type of torch's expects torch
         say_once(f"{source.name} is unpacked, and computed by torch: {reason}")
@@ -67,26 +72,25 @@ def with_runtime(spec: ModelSpec, packed: Path | None) -> ModelSpec:
     return spec.model_copy(update={"runtime": "torch" if packed is None else "packed"})
 
 
-def _unfit(spec: ModelSpec, source: Source, device: torch.device, adapters: Mapping[Job, Path]) -> str | None:
+def _unfit(spec: ModelSpec, source: Source, device: torch.device) -> str | None:
     """Return why a packed network is not what is asked for."""
-    if source.gguf is None:
-        return "it is for GGUF files"
+    if spec.weights is not None and source.gguf is not None and set(read_file(source.gguf).types) - PLAIN:
+        return f"its weights are quantized already; leave out weights {spec.weights}"
     if device.type != "cpu":
         return f"it is for CPUs, not for {device.type}"
     if spec.dtype != "auto":
         return f"it has no dtype {spec.dtype}; leave it out, or take runtime torch"
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         return "it needs ONNX Runtime; pip install 'gerund[packed]'"
-    if len(set(adapters.values())) > 1 or source.adapted is not None:
-        return "it takes one adapter; take runtime torch"
+    if source.adapted is not None and source.adapted.merged:
+        return "an adapter is merged into its weights; take runtime torch"
     return None
 
 
-def _unread(source: Source, encoder: EncoderConfig, adapters: Mapping[Job, Path]) -> str | None:
-    """Return why a packed network cannot compute a file, or read a text as asked."""
-    assert source.gguf is not None
+def _unread(path: Path, encoder: EncoderConfig, adapters: Mapping[Job, Path]) -> str | None:
+    """Return why a packed network cannot compute a file or folder, or read a text as asked."""
     try:
-        shape = read_shape(read_file(source.gguf))
+        shape = read_folder_shape(path) if path.is_dir() else read_shape(read_file(path))
         for folder in set(adapters.values()):
             read_adapter(folder, shape)
     except GerundError as error:
@@ -94,12 +98,18 @@ def _unread(source: Source, encoder: EncoderConfig, adapters: Mapping[Job, Path]
     return not_packed(encoder.resolved(shape.n_layers), encoder)
 
 
-def read_packed(
-    path: Path, config: PreTrainedConfig, adapters: Mapping[str, Path] | None = None, *, cut: int | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the packed network and the tokenizer of a GGUF file; the network takes as many threads as torch.
+def _downloaded(source: Source) -> Path:
+    """Return the folder of the hub's files on this machine."""
+    files = weight_files(source)
+    return files[0].parent if files else Path(source.name)
 
-    ``adapters`` has at most one adapter, by its name; ``cut`` is how many layers read texts to embed, if not all.
+
+def pack(
+    model: PreTrainedModel, path: Path, spec: ModelSpec, adapters: Mapping[str, Path], *, cut: int | None
+) -> PreTrainedModel:
+    """Return a model without weights as the packed network of a file or folder, with as many threads as torch.
+
+    ``adapters`` are folders by name; ``cut`` is how many layers read texts to embed, if not all.
 
     Raises:
         ModelError: the file is damaged.
@@ -107,17 +117,20 @@ def read_packed(
     from gerund.models.packed_model import packed_model
     from gerund.packed.network import PackedNetwork
 
-    model, tokenizer = read_skeleton(path, config)
-    name, folder = next(iter((adapters or {}).items()), (None, None))
-    threads = torch.get_num_threads()
-    network = guarded(f"cannot load {path}", PackedNetwork.open, path, threads=threads, adapter=folder, cut=cut)
-    object.__setattr__(model, "packed_in", tuple(parts_of(path)))
-    return packed_model(model, network, name), tokenizer
+    network = guarded(
+        *(f"cannot load {path}", PackedNetwork.open, path),
+        threads=torch.get_num_threads(), adapters=adapters, weights=spec.weights, cut=cut,
+    )  # fmt: skip
+    quantized = spec.weights or ("int8" if path.is_dir() else None)
+    arithmetic = ARITHMETIC if quantized is None else f"{ARITHMETIC}, weights {quantized}"
+    object.__setattr__(model, "packed_in", (tuple(network.sources), arithmetic))
+    return packed_model(model, network)
 
 
 def packed_in(model: PreTrainedModel) -> tuple[tuple[Path, ...], str]:
     """Return what the vectors of a packed model depend on: its files, and the arithmetic."""
-    return vars(model)["packed_in"], ARITHMETIC
+    files, arithmetic = vars(model)["packed_in"]
+    return files, arithmetic
 
 
 def read_skeleton(path: Path, config: PreTrainedConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -17,6 +17,9 @@ from gerund.settings.fields import NO_ADAPTER, plainly
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
 
+SCORER_FILE = "scorer.json"
+"""What a model's folder has for a trained scorer of continuations; see ``scoring.dual_encoder``."""
+
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
 _ADAPTER = "adapter"
 
@@ -131,6 +134,11 @@ RECORD = "training.json"
 # The training objectives for infilling, and for vectors.
 _FILLING = "msg"
 _EMBEDDING = frozenset({"contrastive", "cosent", "distill", "gen", "gur", "late", "simcse", "sscl", "unimae"})
+
+
+def has_scorer(folder: Path) -> bool:
+    """Whether a model's folder has a trained scorer of continuations."""
+    return (folder / SCORER_FILE).is_file()
 
 
 def is_trained_to_infill(settings: Path | None, folders: Mapping[Job, Path], spec: ModelSpec) -> bool:

@@ -1,4 +1,4 @@
-"""Read a LoRA adapter for the packed network, which applies it only where a run asks for it.
+"""Read LoRA adapters for the packed network, which applies one only where a run asks for it.
 
 Matrices that read the same values share a product: their first factors stand beside each other, and their second ones
 in the columns of their outputs.
@@ -8,7 +8,7 @@ Shapes: K inputs, N outputs, R rank.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -36,21 +36,26 @@ class Adapter:
 
     factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 
-    @property
-    def places(self) -> tuple[tuple[str, int], ...]:
-        """The groups and layers that it adapts."""
-        return tuple(sorted(self.factors))
 
-    def inputs(self, *, active: bool) -> dict[str, np.ndarray]:
-        """Return the graph's inputs: the factors, or factors of rank 0."""
-        return {
-            f"adapter_{which}_{group}_{layer}": factor
-            for (group, layer), (first, second) in self.factors.items()
-            for which, factor in (
-                ("first", first if active else np.zeros((len(first), 0), np.float32)),
-                ("second", second if active else np.zeros((0, second.shape[1]), np.float32)),
-            )
-        }
+Places = tuple[tuple[str, int], ...]
+"""The groups and layers that adapters change."""
+
+
+def places_of(adapters: Iterable[Adapter]) -> Places:
+    """Return the places that any of the adapters changes."""
+    return tuple(sorted({place for adapter in adapters for place in adapter.factors}))
+
+
+def inputs_of(adapter: Adapter | None, places: Places, shape: NetworkShape) -> dict[str, np.ndarray]:
+    """Return a graph's inputs: an adapter's factors, of rank 0 in places that it doesn't change."""
+    inputs: dict[str, np.ndarray] = {}
+    for group, layer in places:
+        names = GROUPS[group]
+        columns, rows = shape.size_of(names[0])[1], sum(shape.size_of(name)[0] for name in names)
+        none = np.zeros((columns, 0), np.float32), np.zeros((0, rows), np.float32)
+        first, second = none if adapter is None else adapter.factors.get((group, layer), none)
+        inputs |= {f"adapter_first_{group}_{layer}": first, f"adapter_second_{group}_{layer}": second}
+    return inputs
 
 
 def read_adapter(folder: Path, shape: NetworkShape) -> Adapter:

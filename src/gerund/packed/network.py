@@ -18,7 +18,7 @@ from gerund.errors import ConfigError
 from gerund.gguf_file import read_file
 from gerund.jobs.disk_cache import user_cache
 from gerund.packed import LEAST_READ
-from gerund.packed.adapter import Adapter, read_adapter
+from gerund.packed.adapter import Adapter, inputs_of, places_of, read_adapter
 from gerund.packed.graph_cache import Part, open_session, processor
 from gerund.packed.shape import NetworkShape, read_folder_shape, read_shape
 from gerund.packed.weights import FolderWeights, GgufWeights, Precision
@@ -169,7 +169,7 @@ class PackedNetwork:
     Attributes:
         shape: its sizes.
         sources: the files of its weights.
-        adapter: the adapter that it was opened with.
+        adapters: the adapters that it was opened with, by name.
     """
 
     def __init__(
@@ -181,17 +181,18 @@ class PackedNetwork:
         variant: str,
         threads: int | None,
         cache: Path | None,
-        adapter: Adapter | None,
+        adapters: Mapping[str, Adapter],
         accuracy: int,
         cut: int | None = None,
     ) -> None:
-        self.shape, self.adapter = shape, adapter
+        self.shape, self.adapters = shape, adapters
         self._weights, self.sources, self._variant = weights, sources, variant
         self._threads, self._accuracy = threads, accuracy
         self._cache = user_cache("packed") if cache is None else cache
-        self._factors: dict[bool, dict[str, Any]] = {
-            active: {name: _shared(factor) for name, factor in adapter.inputs(active=active).items()} if adapter else {}
-            for active in (False, True)
+        self._places = places_of(adapters.values())
+        self._factors: dict[str | None, dict[str, Any]] = {
+            name: {key: _shared(factor) for key, factor in inputs_of(adapter, self._places, shape).items()}
+            for name, adapter in ((None, None), *adapters.items())
         }
         cut = cut if cut and cut < shape.n_layers else 0
         ranges = [layers for layers in (range(cut), range(cut, shape.n_layers)) if layers]
@@ -208,8 +209,8 @@ class PackedNetwork:
         threads: int | None = None,
         cache: Path | None = None,
         accuracy: int = 4,
-        adapter: Path | None = None,
-        weights: Precision = "int8",
+        adapters: Mapping[str, Path] | None = None,
+        weights: Precision | None = None,
         cut: int | None = None,
     ) -> "PackedNetwork":
         """Open a GGUF file, or a folder in safetensors whose weights are quantized.
@@ -220,8 +221,9 @@ class PackedNetwork:
             cache: the folder of built graphs, with weights; the user's cache by default.
             accuracy: 4 rounds activations to 8 bits, as llama.cpp does; 0 computes in float32, several times as slow
                 for few tokens.
-            adapter: the folder of a LoRA adapter, which runs take with ``adapted``.
-            weights: of a folder: ``int8``, ``int4``, or ``float32`` for those that are not quantized.
+            adapters: folders of LoRA adapters by name, of which a run takes one with ``adapted``.
+            weights: what unquantized ones become: ``int8``, ``int4``, or ``float32`` to leave them; of a folder int8
+                by default.
             cut: a depth that many runs will have: its layers become a graph of their own, so that runs of all layers
                 and these runs share them in memory.
 
@@ -232,15 +234,15 @@ class PackedNetwork:
         source: Weights
         if path.is_dir():
             shape = read_folder_shape(path)
-            source = FolderWeights(path, shape, weights)
+            source = FolderWeights(path, shape, weights or "int8")
             files = [path / "config.json", *source.files]
         else:
             file = read_file(path)
             shape = read_shape(file)
-            source = GgufWeights(file, shape)
+            source = GgufWeights(file, shape, weights or "float32")
             files = sorted(set(file.tensors.files.values()))
-        factors = None if adapter is None else read_adapter(adapter, shape)
-        variant = f"weights {weights}, accuracy {accuracy}, adapted {() if factors is None else factors.places}"
+        read = {name: read_adapter(folder, shape) for name, folder in (adapters or {}).items()}
+        variant = f"weights {weights}, accuracy {accuracy}, adapted {places_of(read.values())}"
         return cls(
             shape,
             source,
@@ -248,7 +250,7 @@ class PackedNetwork:
             variant=variant,
             threads=threads,
             cache=cache,
-            adapter=factors,
+            adapters=read,
             accuracy=accuracy,
             cut=cut,
         )
@@ -274,8 +276,6 @@ class PackedNetwork:
         return _Section(self._open_session(kind, Part(tuple(ends), start, end)), layers)
 
     def _open_session(self, kind: str, part: Part | None = None) -> ort.InferenceSession:
-        adapted = () if self.adapter is None else self.adapter.places
-
         def built() -> "GraphBuilder":
             # onnx takes time and memory, and a cached graph needs it not.
             from gerund.packed.graph import build, build_head
@@ -283,7 +283,7 @@ class PackedNetwork:
             if kind == "head":
                 return build_head(self.shape, self._weights, accuracy=self._accuracy)
             attention = kind == _WITH_ATTENTION
-            return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=adapted)
+            return build(self.shape, self._weights, accuracy=self._accuracy, attention=attention, adapted=self._places)
 
         # Logits and attention are given away in memory of ONNX Runtime, which an arena would not hand back.
         variant, arena = f"{self._variant}, {kind}", kind == "body"
@@ -331,7 +331,7 @@ class PackedNetwork:
         write_B: np.ndarray | None = None,
         logits_at: np.ndarray | None = None,
         outputs: Sequence[str] = ("states",),
-        adapted: bool = False,
+        adapted: str | None = None,
         depth: int | None = None,
         between: Callable[[], None] = lambda: None,
     ) -> Outputs:
@@ -351,7 +351,7 @@ class PackedNetwork:
             write_B: the slot of the cache that each text's first token takes, the others following; 0 by default.
             logits_at: (B, n), where logits are wanted among the T tokens of each text; every token by default.
             outputs: of ``OUTPUTS``. Logits take most of the time of a short text: ask only for those needed.
-            adapted: whether the adapter is used.
+            adapted: the name of the adapter that is used; None for none.
             depth: the number of layers to compute, from the bottom; ``states`` are then those of the last of them after
                 the final norm, and ``hidden_states`` have one more array than there are layers, none of them normed.
                 The cache is not for a later run.
@@ -365,8 +365,8 @@ class PackedNetwork:
         write_B = np.zeros(rows, np.int64) if write_B is None else np.asarray(write_B)
         if position_BT is None:
             position_BT = write_B[:, None] + np.arange(tokens)
-        if adapted and self.adapter is None:
-            raise ConfigError("this network was opened without an adapter")
+        if adapted not in self._factors:
+            raise ConfigError(f"this network was opened without an adapter {adapted!r}")
         depth = None if depth == self.shape.n_layers else depth
         # In parts, a long prompt takes a fraction of the memory, and no more time.
         whole = cache is None or masks_PB1TS is not None or set(outputs) & {"hidden_states", "attention"}
@@ -446,7 +446,7 @@ class PackedNetwork:
         outputs: Sequence[str],
         options: ort.RunOptions | None,
         *,
-        adapted: bool,
+        adapted: str | None,
         depth: int | None,
     ) -> dict[str, np.ndarray]:
         """Run the graph, and return its outputs by name."""

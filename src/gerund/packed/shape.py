@@ -285,6 +285,8 @@ def read_folder_shape(folder: Path) -> NetworkShape:
         config = read_json(folder / "config.json")
     except GerundError as error:
         raise ModelError(f"cannot run {folder} packed: {error}; use runtime='torch'") from error
+    if config.get("quantization_config"):
+        raise ModelError(f"cannot run {folder} packed: its weights are quantized by other tools; use runtime='torch'")
     return _shape_of(config, folder)
 
 

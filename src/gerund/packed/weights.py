@@ -1,7 +1,7 @@
 """The weights of a GGUF file or a folder by the names that the graph has for them.
 
-Those of a folder are quantized to blocks of 32 values. 8 bits have one scale a block, as llama.cpp's Q8_0; 4 bits a
-scale and an offset, as Q4_1. Embeddings and the output layer have 8 bits in both.
+Unquantized ones can be quantized to blocks of 32 values. 8 bits have one scale a block, as llama.cpp's Q8_0; 4 bits a
+scale and an offset, as Q4_1. The output layer has 8 bits in both.
 """
 
 import json
@@ -41,12 +41,28 @@ _NAMES = {
 }
 
 
+Precision = Literal["int8", "int4", "float32"]
+_TYPES = {"int8": Type.Q8_0, "int4": Type.Q4_1, "float32": None}
+_BLOCK = 32
+
+
+def _quantized(values: np.ndarray, precision: Precision, *, is_head: bool) -> Blocks | np.ndarray:
+    """Return a matrix in blocks; one whose rows are no whole blocks stays as it is."""
+    if precision not in _TYPES:
+        raise ConfigError(f"weights are int8 or int4, not {precision!r}")
+    kind = _TYPES["int8" if is_head and precision == "int4" else precision]
+    if kind is None or values.shape[1] % _BLOCK:
+        return values
+    return repack(gguf.quants.quantize(np.ascontiguousarray(values), kind), kind)
+
+
 @dataclass(frozen=True)
 class GgufWeights:
-    """Weights of a file; see ``graph.Weights``."""
+    """Weights of a file; see ``graph.Weights``. Those that are not quantized are brought to ``precision``."""
 
     file: GgufFile
     shape: NetworkShape
+    precision: Precision = "float32"
 
     def matrix(self, name: str, layer: int | None = None) -> Blocks | np.ndarray:
         """Return a matrix (outputs, inputs)."""
@@ -64,9 +80,9 @@ class GgufWeights:
             expected = self.shape.size_of(name)
             raise ModelError(f"cannot run {self.file.path} packed: {stored} is {matrix.shape}, not {expected}")
         order = self._order(name, matrix.shape[0])
-        if order is None:
-            return matrix
-        return matrix.rows(order) if isinstance(matrix, Blocks) else matrix[order]
+        if order is not None:
+            matrix = matrix.rows(order) if isinstance(matrix, Blocks) else matrix[order]
+        return matrix if isinstance(matrix, Blocks) else _quantized(matrix, self.precision, is_head=layer is None)
 
     def _place(self, name: str, layer: int | None) -> tuple[str, slice]:
         """Return the tensor that has a matrix, and its rows there; some files store several as one."""
@@ -117,10 +133,6 @@ class GgufWeights:
         return np.arange(n_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-Precision = Literal["int8", "int4", "float32"]
-_TYPES = {"int8": Type.Q8_0, "int4": Type.Q4_1, "float32": None}
-_BLOCK = 32
-
 _LAYER = {
     **MODULES,
     "attention_norm": "input_layernorm",
@@ -145,14 +157,11 @@ class FolderWeights:
     """Weights of a folder; see ``graph.Weights``.
 
     Raises:
-        ConfigError: an unknown precision.
         ModelError: the folder has no safetensors, or a weight is missing or of another shape.
     """
 
     def __init__(self, folder: Path, shape: NetworkShape, precision: Precision) -> None:
-        if precision not in _TYPES:
-            raise ConfigError(f"weights are int8 or int4, not {precision!r}")
-        self.folder, self.shape, self.type = folder, shape, _TYPES[precision]
+        self.folder, self.shape, self.precision = folder, shape, precision
         self.files = weight_files(folder)
 
     @cached_property
@@ -169,10 +178,7 @@ class FolderWeights:
         if values.shape != self.shape.size_of(name):
             expected = self.shape.size_of(name)
             raise ModelError(f"cannot run {self.folder} packed: {stored} is {values.shape}, not {expected}")
-        kind = self.type if layer is not None or self.type is None else Type.Q8_0
-        if kind is None or values.shape[1] % _BLOCK:
-            return values
-        return repack(gguf.quants.quantize(np.ascontiguousarray(values), kind), kind)
+        return _quantized(values, self.precision, is_head=layer is None)
 
     def vector(self, name: str, layer: int | None = None) -> np.ndarray | None:
         """Return a norm's weights or a bias; None if the model has none."""

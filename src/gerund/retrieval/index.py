@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MOST_TEXTS = 100_000
 # Chunks in which tokens are counted.
 _COUNTED = 1000
-_MACHINE_SETTINGS = ("dtype", "device", "runtime")
+_MACHINE_SETTINGS = ("dtype", "device", "runtime", "weights")
 
 
 class SearchKeywords(TopK, RerankKeywords, total=False):

@@ -28,14 +28,13 @@ from gerund.inference.text_ids import beginnings
 from gerund.inference.tokens import keep_end
 from gerund.models.encoder_settings import default_encoder_config
 from gerund.models.heads import read_matrix
-from gerund.models.saved_settings import read_saved, saved_fields, settings_from
+from gerund.models.saved_settings import SCORER_FILE, has_scorer, read_saved, saved_fields, settings_from
 from gerund.models.vectors import unit
 from gerund.settings.encoder import FORMAT, EncoderConfig, read_settings
 from gerund.settings.model_spec import EncoderSpec
 from gerund.settings.templates import PromptText
 from gerund.types import TextModel
 
-SETTINGS_FILE = "scorer.json"
 WEIGHTS_FILE = "scorer.safetensors"
 _PROJECTION = "projection.weight"
 SIMILARITIES = ("dot", "cosine")
@@ -129,11 +128,11 @@ class ScorerConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ScorerConfig":
         """Read settings back; raises ``ConfigError`` for an unknown field or a value of another type."""
-        demand_fields(cls, data, f"in {SETTINGS_FILE}")
+        demand_fields(cls, data, f"in {SCORER_FILE}")
         types = {item.name: type(item.default) for item in fields(cls)}
         for key, value in data.items():
             if type(value) is not types[key]:
-                raise ConfigError(f"{SETTINGS_FILE}: {key} cannot be {value!r}")
+                raise ConfigError(f"{SCORER_FILE}: {key} cannot be {value!r}")
         return cls(**data)
 
 
@@ -168,7 +167,7 @@ class DualScorer(VectorScorer):
         """
         if folder is None or not has_scorer(folder):
             name = folder if folder is not None and is_other else encoder.name
-            raise DataError(f"{name} has no {SETTINGS_FILE}: it was not trained to score continuations")
+            raise DataError(f"{name} has no {SCORER_FILE}: it was not trained to score continuations")
         settings, projection_DD = read_scorer(folder)
         saved = read_scorer_config(folder) or (read_saved(folder) if is_other else None)
         if saved is not None:
@@ -239,25 +238,20 @@ class _Vectors:
         return unit(projected_ND) if self.settings.similarity == "cosine" else projected_ND
 
 
-def has_scorer(folder: Path) -> bool:
-    """Whether a model's folder has a scorer."""
-    return (folder / SETTINGS_FILE).is_file()
-
-
 def read_scorer(folder: Path) -> tuple[ScorerConfig, np.ndarray | None]:
     """Return settings and projection ``(D, D)`` of a folder."""
-    data = read_settings(folder / SETTINGS_FILE, "scorer")
+    data = read_settings(folder / SCORER_FILE, "scorer")
     projection_DD = read_matrix(folder / WEIGHTS_FILE, _PROJECTION).numpy() if data.get("projection") else None
     return ScorerConfig.from_dict(data["scorer"]), projection_DD
 
 
 def read_scorer_config(folder: Path) -> EncoderSpec | None:
     """Return the scorer's own encoder settings; None where it has those of the encoder."""
-    encoder = read_settings(folder / SETTINGS_FILE, "scorer").get("encoder")
+    encoder = read_settings(folder / SCORER_FILE, "scorer").get("encoder")
     if encoder is None:
         return None
     if not isinstance(encoder, dict):
-        raise DataError(f"{folder / SETTINGS_FILE}: `encoder` must be an object, got {encoder!r}")
+        raise DataError(f"{folder / SCORER_FILE}: `encoder` must be an object, got {encoder!r}")
     return settings_from(encoder)
 
 
@@ -270,7 +264,7 @@ def write_scorer(
     data: dict[str, Any] = {"format": FORMAT, "scorer": asdict(settings), "projection": projection_DD is not None}
     if config is not None:
         data["encoder"] = saved_fields(EncoderSpec.of_config(config))
-    write_json(folder / SETTINGS_FILE, data)
+    write_json(folder / SCORER_FILE, data)
 
 
 def _for_scoring(lm: TextModel, config: EncoderConfig) -> Any:

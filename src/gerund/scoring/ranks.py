@@ -6,7 +6,7 @@ from typing import Any
 from gerund.checks import check_texts, flag, flag_or_none
 from gerund.inference.encode.multi import TokenReader, rounded
 from gerund.scoring import late_interaction, relevance
-from gerund.scoring.names import MODEL, check_first_stage, check_relevance
+from gerund.scoring.names import MODEL, MODEL_NAMES, check_first_stage, check_relevance
 from gerund.settings.encoder import TokenPrecision, check_multi
 from gerund.settings.ranking import DEFAULT_DEPTH, TRAINED_FUSION, UNTRAINED_FUSION, RelevanceMeasure
 from gerund.types import Ranking
@@ -65,12 +65,13 @@ class Ranks:
         checked, texts = check_relevance(query, documents, top_k, by)
         first = check_first_stage(scores, len(texts), weight, depth, deadline)
         lm: Any = self
+        measure = by or self.default_measure()
         return relevance.rank(
             lm,
             checked,
             texts,
-            by=by or self.default_measure(),
-            scorer=lm.reranker or lm.scorer,
+            by=measure,
+            scorer=(lm.reranker or lm.scorer) if measure in MODEL_NAMES else None,
             top_k=top_k,
             scores=first,
             weight=weight,
@@ -146,7 +147,7 @@ class Ranks:
         # A reranker that embeds too may have been tuned to another measure.
         if lm.reranker is not None and (lm.encoder.rerank_by is None or not lm.reranker.settings.embeds):
             return MODEL
-        return relevance.default_measure(lm, lm.scorer, is_second=is_second)
+        return relevance.default_measure(lm, has_scorer=lm.has_scorer, is_second=is_second)
 
     def rank(
         self,

@@ -8,8 +8,9 @@ import numpy as np
 
 from gerund.errors import ConfigError
 from gerund.models import loading
+from gerund.models.saved_settings import has_scorer
 from gerund.models.sources import find_spec
-from gerund.scoring.dual_encoder import DualScorer, has_scorer
+from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.names import (
     CONSENSUS,

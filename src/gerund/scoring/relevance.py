@@ -35,7 +35,7 @@ class ListScore(Protocol):
         ...
 
 
-def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = False) -> RelevanceMeasure:
+def default_measure(lm: TextModel, *, has_scorer: bool, is_second: bool = False) -> RelevanceMeasure:
     """Return what ranks where nothing is said: what the model was tuned or trained to, else the lift where it writes.
 
     A model that was trained to embed compares vectors, unless it is the second stage of a search (``is_second``), whose
@@ -46,7 +46,7 @@ def default_measure(lm: TextModel, scorer: Scorer | None, *, is_second: bool = F
         return tuned
     if lm.late is not None:
         return MAXSIM
-    return "lift" if writes(lm) and (is_second or not (scorer is not None or is_trained_to_embed(lm))) else "vectors"
+    return "lift" if writes(lm) and (is_second or not (has_scorer or is_trained_to_embed(lm))) else "vectors"
 
 
 def writes(lm: TextModel) -> bool:

@@ -491,7 +491,7 @@ class Service:
             "encoder": None if self._encoder is None else self._encoder.name,
             "fingerprint": self.fingerprint(),
             "chat": self.chats,
-            "scorer": "own" if self.lm.scorer is not None else "pmi",
+            "scorer": "own" if self.lm.has_scorer else "pmi",
             **_guarantee(state),
         }
 

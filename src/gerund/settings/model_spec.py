@@ -92,9 +92,14 @@ class ModelSettings(Generic[Model, Given, Unset]):
     device: Name | Unset = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     runtime: Literal["auto", "torch", "packed"] | Unset = setting(
         "auto",
-        "packed: compute a GGUF file's quantized weights as they are, on a CPU by ONNX Runtime. torch: unpack them. "
-        "auto: packed where that is possible; on processors that compute in bfloat16 only in commands that just "
-        "generate.",
+        "packed: compute quantized weights as they are, on a CPU by ONNX Runtime: those of a GGUF file, or those of a "
+        "folder, which are quantized on loading (see weights). torch: unpack them. auto: packed for a quantized GGUF "
+        "file where that is possible; on processors that compute in bfloat16 only in commands that just generate.",
+    )
+    weights: Literal["int8", "int4"] | Given | None = setting(
+        None,
+        "Quantize the weights of a folder or an unquantized GGUF file to so many bits on loading, for runtime packed. "
+        "The first loading does it; later ones find them in the cache. Default: of a folder int8 with runtime packed.",
     )
 
 

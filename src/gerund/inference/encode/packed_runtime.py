@@ -33,8 +33,8 @@ _LEAK = 1e-4
 class PackedRuntime(Encodes):
     """A packed network prepared to be used as an encoder.
 
-    ``model`` says what prompts and lengths ask of a model of transformers; ``adapted`` whether the network's adapter is
-    used.
+    ``model`` says what prompts and lengths ask of a model of transformers; ``adapted`` which of the network's adapters
+    is used.
     """
 
     network: PackedNetwork
@@ -42,7 +42,7 @@ class PackedRuntime(Encodes):
     tokenizer: LightTokenizer
     config: EncoderConfig
     plan: ResolvedPlan
-    adapted: bool = False
+    adapted: str | None = None
     head: LightHead | None = None
     transform: Transform | None = None
     why_no_vectors: str = ""

@@ -86,7 +86,7 @@ async def about(service: Served) -> dict[str, Any]:
     lm = service.lm
     is_decoder = not is_encoder_decoder(lm.model)
     plan = lm.encoder.with_defaults(lm.n_layers).attention.name if is_decoder else ""
-    trained = [MODEL] if lm.scorer is not None else []
+    trained = [MODEL] if lm.has_scorer else []
     return {
         "model": service.names[0],
         "dimensions": service.encoder.dimensions,
