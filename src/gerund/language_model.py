@@ -596,8 +596,9 @@ class LanguageModel(Writes, Embeds, Ranks):
             prefixes: any number of texts.
             continuations: for each prefix its candidates, with the space that they start with.
             scorer: ``pmi``, ``avg_cll``, ``cll``, ``avg_ull``, ``self_certainty``, ``overlap``, ``consensus``,
-                ``random``; ``model``, this model's trained scorer; ``default``, the bundled model's; a scorer's
-                folder or hub id; or an object with a ``score`` method. None is its own if it has one, else ``pmi``.
+                ``random``; ``model``, this model's trained scorer; ``mixed``, it and PMI; ``default``, the bundled
+                model's; a scorer's folder or hub id; or an object with a ``score`` method. None is its own if it has
+                one, else ``pmi``.
 
         Returns:
             A score for each candidate of each prefix; higher is better. Only scores of one prefix by one scorer can

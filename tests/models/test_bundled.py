@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import gerund
-from gerund import progress
+from gerund import light_entry, progress
 from gerund.models import bundled
 from gerund.models.heads import ProjectionHead
 from gerund.models.light_head import HeadConfig
+from gerund.scoring.dual_encoder import ScorerConfig, write_scorer
+from gerund.scoring.registry import for_scoring
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.models.test_gguf_files import write
@@ -50,6 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path, saved: P
     finally:
         sys.argv = before
     return folder
+
+
+@pytest.fixture
+def scorer(tmp_path: Path, tiny_folder: Path, folder: Path) -> Path:
+    """A folder of adapters with one to score with too."""
+    both = shutil.copytree(folder, tmp_path / "both")
+    settings = json.loads((both / "gerund.json").read_text())
+    (both / "gerund.json").write_text(json.dumps({**settings, "adapters": {"infill": None, "score": "adapter-score"}}))
+    make_adapter(tiny_folder, both / "adapter-score", target_modules=["o_proj"])
+    config = gerund.load(tiny_folder, attention="bidir", adapter=False).encoder
+    write_scorer(both, ScorerConfig(similarity="cosine"), None, config)
+    return both
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +131,27 @@ def test_a_packed_network_takes_it_too(tiny_folder: Path, file: Path) -> None:
     assert (own.encode(TEXTS) * other.encode(TEXTS)).sum(axis=1).min() > 0.99
     assert own.fingerprint() != other.fingerprint()
     assert gerund.load(own.spec).fingerprint() == own.fingerprint()
+
+
+def test_a_scorer_is_taken_by_either_runtime(
+    tiny_folder: Path, file: Path, scorer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["The old man"], [[" looked at the sea.", " rose."]]
+    for model in (tiny_folder, file):
+        assert not gerund.load(model).has_scorer
+        assert for_scoring(gerund.ModelSpec.of(model), None).attention == "causal"
+    monkeypatch.setattr(bundled, "bundled_folders", lambda: [scorer])
+    exact = gerund.load(tiny_folder, dtype="float32").score(*texts)
+    light = light_entry.light_model(gerund.ModelSpec.of(file, runtime="packed"))
+    assert light is not None
+    assert (light.has_scorer, light._full) == (True, None)
+    assert light.rerank("sea", TEXTS[:1], by="vectors").read == 1
+    assert light._full is None
+    for lm in (gerund.load(file, runtime="packed"), gerund.load(file, runtime="torch"), light):
+        np.testing.assert_allclose(lm.score(*texts), exact, atol=0.03)
+        np.testing.assert_allclose(lm.scorer.score(*texts), exact, atol=0.03)
+    for model in (tiny_folder, file):
+        assert for_scoring(gerund.ModelSpec.of(model), "mixed").attention is None
 
 
 @pytest.mark.parametrize("part", ["v_proj", "layernorm", "embed_tokens"])

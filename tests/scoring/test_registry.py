@@ -52,6 +52,15 @@ class TestScore:
         with pytest.raises(ConfigError, match="was not trained to score continuations"):
             lm.score(*texts, name)
 
+    def test_mixed_is_the_mean_of_pmi_and_its_own(self, bundled, lm):
+        texts = ["the cat sat", "a"], [[" the rain", " a tin", " on the mat"], [" dog"]]
+        of_three, of_one = bundled.score(*texts, "mixed")
+        parts = [bundled.score(*texts, name)[0] for name in ("pmi", "model")]
+        assert of_three == pytest.approx(np.mean([(np.array(x) - np.mean(x)) / np.std(x) for x in parts], axis=0))
+        assert of_one == [0.0]
+        with pytest.raises(ConfigError, match="was not trained to score continuations"):
+            lm.score(*texts, "mixed")
+
     @pytest.mark.slow
     def test_default_is_the_scorer_inside(self, lm, bundled):
         texts = ["the cat sat"], [[" the rain", " a tin"]]

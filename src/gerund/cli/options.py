@@ -235,8 +235,9 @@ def rerank() -> Group:
 
     scorers = (
         "Generate several continuations and keep the best by this scorer: consensus (nearest to the others), pmi, "
-        "avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, model (the model's own), default "
-        "(the bundled model's), or a scorer's folder or hub id. [default with --best-of: the model's own, else pmi]"
+        "avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, random, model (the model's own), mixed (pmi "
+        "and the model's own), default (the bundled model's), or a scorer's folder or hub id. [default with --best-of: "
+        "the model's own, else pmi]"
     )
     samples = "Continuations that are sampled, of which the best is kept; with --beams this many of each beam."
     samples += f" [default with --rank: {Rerank.samples}]"

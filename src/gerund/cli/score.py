@@ -34,8 +34,8 @@ def command(
         str | None,
         typer.Option(
             help="pmi, avg_cll, cll, avg_ull, self_certainty, overlap, content_overlap, consensus, random, model (the "
-            "model's own), default (the bundled model's), or a scorer's folder or hub id. "
-            "[default: the model's own, else pmi]"
+            "model's own), mixed (pmi and the model's own), default (the bundled model's), or a scorer's folder or hub "
+            "id. [default: the model's own, else pmi]"
         ),
     ] = None,
     file: Annotated[
@@ -57,7 +57,8 @@ def command(
     pmi is how much likelier the continuation is after the prefix than alone; cll and avg_cll are its log-likelihood,
     in all and for a token; avg_ull is the mean log-likelihood of a token of prefix and continuation together;
     self_certainty is how sure the model is while it reads; overlap is the fraction of words that the prefix has too,
-    content_overlap that without stop words; consensus is how near it is to the other continuations.
+    content_overlap that without stop words; consensus is how near it is to the other continuations; mixed is the
+    mean of pmi and of the model's own scorer.
 
     For example:
 

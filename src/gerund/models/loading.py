@@ -500,7 +500,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     where = pick_device(spec.device)
     source = find_spec(spec, token)
     config = read_config(source)
-    bundled, settings = _settings_of(spec, source, config)
+    bundled, settings = settings_of(spec, source, config)
     spec = spec.without_auto()
     adapters_there = own_adapters(source, settings)
     seq2seq = config.model_type in SEQ2SEQ
@@ -558,7 +558,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     return LoadedModel(loaded.to(where), tokenizer, encoder, settings, options, fills_gaps, trained, reranker, layer)
 
 
-def _settings_of(
+def settings_of(
     spec: ModelSpec, source: Source, config: PreTrainedConfig
 ) -> tuple[BundledAdapters | None, Path | None]:
     """Return the adapters that come with gerund, where the model is to take some, and the folder of its settings."""

@@ -27,7 +27,7 @@ from gerund.language_model import LanguageModel
 from gerund.models.vectors import unit
 from gerund.papers.rankgen_suffixes import files_of
 from gerund.progress import progress
-from gerund.scoring.names import MODEL_NAMES
+from gerund.scoring.names import MIXED, MODEL_NAMES
 from gerund.scoring.registry import find_scorer
 from gerund.scoring.word_overlap import content_overlap, overlap, words_of
 from gerund.settings.encoder import EncoderConfig
@@ -348,7 +348,7 @@ class Writing(FileTask):
     @property
     def reads_scorer(self) -> bool:
         """Whether the model's own scorer ranks."""
-        return self.rerank in MODEL_NAMES
+        return self.rerank in (MIXED, *MODEL_NAMES)
 
     @property
     def also_read(self) -> tuple[Path, ...]:

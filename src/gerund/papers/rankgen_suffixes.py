@@ -38,7 +38,7 @@ from gerund.inference.generate.generation import continuations_of_length
 from gerund.language_model import LanguageModel
 from gerund.papers.rankgen_negatives import Hardest
 from gerund.scoring.likelihood import MEASURES, Evidence
-from gerund.scoring.names import MODEL_NAMES
+from gerund.scoring.names import MIXED, MODEL_NAMES
 from gerund.scoring.registry import fixed_scorer
 from gerund.scoring.word_overlap import WORD_MEASURES
 from gerund.settings.sampling import Sampling
@@ -61,7 +61,7 @@ class ScoredTask(FileTask):
     @property
     def reads_scorer(self) -> bool:
         """Whether no other scorer was named."""
-        return self.scorer in ("", *MODEL_NAMES)
+        return self.scorer in ("", MIXED, *MODEL_NAMES)
 
     @property
     def also_read(self) -> tuple[Path, ...]:

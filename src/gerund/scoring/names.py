@@ -23,7 +23,10 @@ MEASURE_NAMES = ("avg_cll", "cll", "avg_ull", "pmi", "self_certainty", *WORD_MEA
 CONSENSUS = "consensus"
 """How much a text agrees with the others, by the model's own vectors."""
 
-SCORER_NAMES = (*MEASURE_NAMES, CONSENSUS)
+MIXED = "mixed"
+"""PMI and the model's trained scorer together."""
+
+SCORER_NAMES = (*MEASURE_NAMES, CONSENSUS, MIXED)
 
 
 def check_scorer(scorer: str | Scorer | None) -> None:

@@ -9,18 +9,20 @@ import numpy as np
 from gerund.errors import ConfigError
 from gerund.models import loading
 from gerund.models.saved_settings import has_scorer
-from gerund.models.sources import find_spec
+from gerund.models.sources import Source, find_spec
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.names import (
     CONSENSUS,
     DEFAULT,
     MEASURE_NAMES,
+    MIXED,
     MODEL_NAMES,
     SCORER_NAMES,
     WORD_MEASURE_NAMES,
     source_of,
 )
+from gerund.scoring.relevance import standardized
 from gerund.scoring.t5 import T5Scorer
 from gerund.scoring.word_overlap import OverlapScorer
 from gerund.settings.encoder import DEFAULT_MODEL
@@ -55,12 +57,12 @@ def find_scorer(scorer: str | Path | Scorer | None, lm: ModelWithScorer, *, seed
     """
     if scorer is None:
         scorer = lm.scorer or DEFAULT
-    if isinstance(scorer, str) and scorer in MODEL_NAMES:
+    if isinstance(scorer, str) and scorer in (MIXED, *MODEL_NAMES):
         if lm.scorer is None:
             raise ConfigError(
                 f"{lm.name} was not trained to score continuations under this encoder config. Name another scorer."
             )
-        return lm.scorer
+        return MixedScorer(LikelihoodScorer(lm, DEFAULT, seed=seed), lm.scorer) if scorer == MIXED else lm.scorer
     if isinstance(scorer, str) and scorer in MEASURE_NAMES:
         return LikelihoodScorer(lm, scorer, seed=seed)
     if isinstance(scorer, str) and scorer == CONSENSUS:
@@ -117,9 +119,42 @@ def for_scoring(spec: ModelSpec, scorer: str | None) -> ModelSpec:
     ``consensus``, which takes the model's own vectors; and for a T5, whose encoder has no other plan.
     """
     source = find_spec(spec)
-    has_own = spec.model != DEFAULT_MODEL and source.folder is not None and has_scorer(source.folder)
-    needs_own = scorer == CONSENSUS or (has_own and scorer in (None, *MODEL_NAMES))
+    needs_own = scorer == CONSENSUS or (scorer in (None, MIXED, *MODEL_NAMES) and _has_own_scorer(spec, source))
     return spec if needs_own or loading.is_seq2seq(source) else ModelSpec.of(spec, attention="causal")
+
+
+def _has_own_scorer(spec: ModelSpec, source: Source) -> bool:
+    """Whether a model has a scorer, or comes with one in gerund, which another plan would leave aside."""
+    if spec.model == DEFAULT_MODEL:
+        return False  # its scorer has a plan of its own
+    _, settings = loading.settings_of(spec, source, loading.read_config(source))
+    return settings is not None and has_scorer(settings)
+
+
+class MixedScorer:
+    """The mean of two scorers, each standardized over the continuations of a prefix.
+
+    PMI reads prefix and continuation together, a trained scorer compares their vectors: they err on different texts.
+
+    >>> import gerund
+    >>> lm = gerund.load()
+    >>> [scores] = lm.score(["It is"], [[" raining.", " a violin."]], scorer="mixed")
+    >>> len(scores)
+    2
+    """
+
+    name = MIXED
+
+    def __init__(self, *parts: Scorer) -> None:
+        self._parts = parts
+
+    def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return a score for each continuation of each prefix; higher is better."""
+        by_part = [part.score(prefixes, continuations) for part in self._parts]
+        return [
+            np.mean([standardized(np.array(scores)) for scores in of_prefix], axis=0).tolist()
+            for of_prefix in zip(*by_part, strict=True)
+        ]
 
 
 class ConsensusScorer:

@@ -102,6 +102,7 @@ ScorerName = Literal[
     "content_overlap",
     "random",
     "consensus",
+    "mixed",
 ]
 
 Stop = Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)]
