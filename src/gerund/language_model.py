@@ -58,7 +58,7 @@ from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.ranks import Ranks
-from gerund.scoring.registry import find_scorer, score_samples
+from gerund.scoring.registry import MixedScorer, find_scorer, score_samples
 from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, read_alike, vectors_alike
@@ -306,8 +306,10 @@ class LanguageModel(Writes, Embeds, Ranks):
 
     def _without_bundled(self) -> Self:
         other = copy(self)
-        other.bundled, other.head, other._spec = None, None, self._spec and self._spec.without_auto()
-        other.adapters, other.runtime = self.adapters.without("encode"), replace(self.runtime, adapter=None, head=None)
+        other.bundled, other.head, other.scorer = None, None, None
+        other._spec = self._spec and self._spec.without_auto()
+        others = self.adapters.without("encode").without("score")
+        other.adapters, other.runtime = others, replace(self.runtime, adapter=None, head=None)
         return other
 
     def take_answers(self, answers: AnswerTokens) -> None:
@@ -427,7 +429,9 @@ class LanguageModel(Writes, Embeds, Ranks):
         # Likelihoods are those after a conversation in the model's template; other scorers know no templates.
         as_text = prompt_text if isinstance(scorer, LikelihoodScorer) else plain_text
         prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]
-        if isinstance(scorer, DualScorer | LikelihoodScorer) and rerank.every is not None:
+        if isinstance(scorer, MixedScorer):
+            scorer = scorer.after(prefixes, [prompt_text(self.tokenizer, prompt) for prompt in prompts])
+        if isinstance(scorer, DualScorer | LikelihoodScorer | MixedScorer) and rerank.every is not None:
             scorer = scorer.incremental()
         return lambda numbers, texts: score_samples(scorer, [prefixes[number] for number in numbers], texts)
 
@@ -618,7 +622,7 @@ class LanguageModel(Writes, Embeds, Ranks):
         """
         checked, texts = check_candidates(prefixes, continuations)
         chosen = find_scorer(scorer, self)
-        if isinstance(chosen, LikelihoodScorer) and chosen.reads_model:
+        if getattr(chosen, "reads_model", False):
             for index, prefix in enumerate(checked):
                 if prefix:
                     prompt_ids(self.model, self.tokenizer, prefix, "prefix", index)

@@ -5,6 +5,7 @@ import logging
 import runpy
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,10 @@ def test_a_scorer_is_taken_by_either_runtime(
         np.testing.assert_allclose(lm.scorer.score(*texts), exact, atol=0.03)
     for model in (tiny_folder, file):
         assert for_scoring(gerund.ModelSpec.of(model), "mixed").attention is None
+    lm = gerund.load(tiny_folder)
+    other = lm.with_encoder(replace(lm.encoder, pooling="last"))
+    assert not other.has_scorer
+    assert not gerund.load(other.spec).has_scorer
 
 
 @pytest.mark.parametrize("part", ["v_proj", "layernorm", "embed_tokens"])

@@ -5,12 +5,15 @@ way, as llama.cpp does.
 """
 
 import importlib.util
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import gerund
 from gerund import AttentionPlan, EncoderConfig, GenerationConfig, Sampling
@@ -108,6 +111,28 @@ def test_a_folder_is_quantized_on_loading(
     assert (gerund.load(tiny_folder, runtime="packed", **plan).fingerprint() == lm.fingerprint()) == (weights == "int8")
     lm.save(tmp_path / "saved")
     np.testing.assert_allclose(gerund.load(tmp_path / "saved", dtype="float32").encode(TEXTS), exact_ND, atol=1e-4)
+
+
+def test_a_folders_own_files_are_read(tiny_folder: Path, tmp_path: Path):
+    plan = {"attention": "mask0-bidir", "k": 1}
+    lm = gerund.load(tiny_folder, weights="int8", **plan)
+    copied = shutil.copytree(tiny_folder, tmp_path / "copied")
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "transformers_version": "5.99"}))
+    assert gerund.load(copied, weights="int8", **plan).fingerprint() == lm.fingerprint()
+    (copied / "model.safetensors").rename(copied / "other.safetensors")
+    shutil.copy(copied / "other.safetensors", copied / "model.safetensors")
+    tensors = load_file(copied / "other.safetensors")
+    save_file({name: tensor * 2 for name, tensor in tensors.items()}, copied / "model.safetensors", {"format": "pt"})
+    (copied / "config.json").write_text(json.dumps({**config, "transformers_weights": "other.safetensors"}))
+    np.testing.assert_array_equal(gerund.load(copied, weights="int8", **plan).encode(TEXTS), lm.encode(TEXTS))
+    assert gerund.load(lm.spec, runtime="torch").spec.weights is None
+    body = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if not name.startswith("lm_head")}
+    save_file(body, copied / "model.safetensors", {"format": "pt"})
+    untied = {**config, "architectures": ["LlamaModel"], "tie_word_embeddings": False}
+    (copied / "config.json").write_text(json.dumps(untied))
+    with pytest.raises(ConfigError, match=r"cannot be used for .*: it was saved without an output head"):
+        gerund.load(copied, weights="int8", **plan)
 
 
 def test_weights_that_cannot_be_quantized(tiny_folder: Path, tmp_path: Path):

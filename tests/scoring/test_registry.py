@@ -10,7 +10,8 @@ import gerund
 from gerund import ConfigError, Generation, Ranked, Rerank, Sampling, TextError
 from gerund.scoring import dual_encoder, registry
 from gerund.scoring.likelihood import MEASURES, LikelihoodScorer
-from gerund.scoring.registry import ConsensusScorer, score_samples
+from gerund.scoring.registry import ConsensusScorer, find_scorer, score_samples
+from gerund.scoring.relevance import standardized
 from tests.threads import at_once
 
 SAMPLING = Sampling(temperature=1.0, seed=5)
@@ -60,6 +61,18 @@ class TestScore:
         assert of_one == [0.0]
         with pytest.raises(ConfigError, match="was not trained to score continuations"):
             lm.score(*texts, "mixed")
+
+    def test_mixed_has_likelihoods_after_a_rendered_conversation(self, bundled):
+        plain, rendered, texts = ["hello"], ["<user>hello<assistant>"], [[" dog", " the rain", " on the mat"]]
+        mixed = find_scorer("mixed", bundled)
+        pmi, own = bundled.score(rendered, texts, "pmi"), bundled.score(plain, texts, "model")
+        expected = np.mean([standardized(np.array(scores[0])) for scores in (pmi, own)], axis=0)
+        assert mixed.after(plain, rendered).score(plain, texts)[0] == pytest.approx(expected)
+        assert mixed.after(plain, rendered).incremental().score(plain, texts)[0] == pytest.approx(expected, abs=1e-4)
+        [best] = bundled.generate("the cat", 4, SAMPLING, rerank=Rerank(2, every=2, scorer="mixed"))
+        assert isinstance(best, Ranked)
+        with pytest.raises(TextError, match="prefix 0 has"):
+            bundled.score(["the cat " * 2000], texts, "mixed")
 
     @pytest.mark.slow
     def test_default_is_the_scorer_inside(self, lm, bundled):

@@ -151,9 +151,9 @@ class PackedCausalLM(PreTrainedModel):
         return f"<{type(self).__name__}, computed from packed weights>"
 
     def state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refuse: the weights are in the file, packed."""
+        """Refuse: the weights are packed."""
         raise ConfigError(
-            f"this {self.config.model_type} model is computed from its file's packed weights, and this needs them "
+            f"this {self.config.model_type} model is computed from packed weights, and this needs them "
             "unpacked: load it with runtime='torch'"
         )
 

@@ -3,7 +3,7 @@
 Knows: what each runtime can do. Does not know: how either does it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from gerund.attention.interface import cpu_has_bfloat16
 from gerund.errors import ConfigError, GerundError
 from gerund.gguf_file import read_file
 from gerund.models import gguf_tokenizer
+from gerund.models.architectures import NoHead
 from gerund.models.library_calls import checked_tokenizer, guarded
 from gerund.models.light_runtime import ARITHMETIC, PLAIN, not_packed
 from gerund.models.sources import Source
@@ -52,14 +53,17 @@ def takes_packed(
         and bool(set(read_file(source.gguf).types) - PLAIN)
     )
     if spec.weights is not None and spec.runtime == "torch":
-        raise ConfigError(f"weights {spec.weights} are for runtime packed; torch computes them as they are stored")
+        raise ConfigError(f"weights {spec.weights} are for runtime packed; leave them out for torch")
     asked = spec.runtime == "packed" or spec.weights is not None
     if not asked and (spec.runtime == "torch" or not usual):
         return None
-    path = source.gguf or source.folder or _downloaded(source)
-    reason = _unfit(spec, source, device) or _unread(path, encoder, adapters)
+    reason = _unfit(spec, source, device)
     if reason is None:
-        return path
+        files = weight_files(source)
+        path = source.gguf or source.folder or (files[0].parent if files else None)
+        reason = _unread(path, encoder, adapters) if path is not None else "it has no safetensors weights"
+        if reason is None:
+            return path
     if asked:
         raise ConfigError(f"runtime packed cannot be used for {source.name}: {reason}")
     if spec.dtype == "auto":  # whoever names a type of torch's expects torch
@@ -98,32 +102,36 @@ def _unread(path: Path, encoder: EncoderConfig, adapters: Mapping[Job, Path]) ->
     return not_packed(encoder.resolved(shape.n_layers), encoder)
 
 
-def _downloaded(source: Source) -> Path:
-    """Return the folder of the hub's files on this machine."""
-    files = weight_files(source)
-    return files[0].parent if files else Path(source.name)
-
-
 def pack(
-    model: PreTrainedModel, path: Path, spec: ModelSpec, adapters: Mapping[str, Path], *, cut: int | None
+    model: PreTrainedModel,
+    path: Path,
+    files: Sequence[Path],
+    spec: ModelSpec,
+    adapters: Mapping[str, Path],
+    *,
+    cut: int | None,
 ) -> PreTrainedModel:
     """Return a model without weights as the packed network of a file or folder, with as many threads as torch.
 
-    ``adapters`` are folders by name; ``cut`` is how many layers read texts to embed, if not all.
+    ``files`` have the weights; ``adapters`` are folders by name; ``cut`` is how many layers read texts to embed, if
+    not all.
 
     Raises:
+        ConfigError: the model has no output head.
         ModelError: the file is damaged.
     """
     from gerund.models.packed_model import packed_model
     from gerund.packed.network import PackedNetwork
 
+    if isinstance(model.get_output_embeddings(), NoHead):
+        raise ConfigError(f"runtime packed cannot be used for {path}: it was saved without an output head")
     network = guarded(
         *(f"cannot load {path}", PackedNetwork.open, path),
-        threads=torch.get_num_threads(), adapters=adapters, weights=spec.weights, cut=cut,
+        threads=torch.get_num_threads(), adapters=adapters, weights=spec.weights, files=files, cut=cut,
     )  # fmt: skip
     quantized = spec.weights or ("int8" if path.is_dir() else None)
     arithmetic = ARITHMETIC if quantized is None else f"{ARITHMETIC}, weights {quantized}"
-    object.__setattr__(model, "packed_in", (tuple(network.sources), arithmetic))
+    object.__setattr__(model, "packed_in", (tuple(files), arithmetic))
     return packed_model(model, network)
 
 

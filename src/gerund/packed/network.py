@@ -211,6 +211,7 @@ class PackedNetwork:
         accuracy: int = 4,
         adapters: Mapping[str, Path] | None = None,
         weights: Precision | None = None,
+        files: Sequence[Path] | None = None,
         cut: int | None = None,
     ) -> "PackedNetwork":
         """Open a GGUF file, or a folder in safetensors whose weights are quantized.
@@ -224,6 +225,7 @@ class PackedNetwork:
             adapters: folders of LoRA adapters by name, of which a run takes one with ``adapted``.
             weights: what unquantized ones become: ``int8``, ``int4``, or ``float32`` to leave them; of a folder int8
                 by default.
+            files: the files of a folder's weights, if others than are usual.
             cut: a depth that many runs will have: its layers become a graph of their own, so that runs of all layers
                 and these runs share them in memory.
 
@@ -234,12 +236,14 @@ class PackedNetwork:
         source: Weights
         if path.is_dir():
             shape = read_folder_shape(path)
-            source = FolderWeights(path, shape, weights or "int8")
+            weights = weights or "int8"
+            source = FolderWeights(path, shape, weights, files)
             files = [path / "config.json", *source.files]
         else:
             file = read_file(path)
             shape = read_shape(file)
-            source = GgufWeights(file, shape, weights or "float32")
+            weights = weights or "float32"
+            source = GgufWeights(file, shape, weights)
             files = sorted(set(file.tensors.files.values()))
         read = {name: read_adapter(folder, shape) for name, folder in (adapters or {}).items()}
         variant = f"weights {weights}, accuracy {accuracy}, adapted {places_of(read.values())}"

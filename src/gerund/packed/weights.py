@@ -5,6 +5,7 @@ scale and an offset, as Q4_1. The output layer has 8 bits in both.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,9 +161,11 @@ class FolderWeights:
         ModelError: the folder has no safetensors, or a weight is missing or of another shape.
     """
 
-    def __init__(self, folder: Path, shape: NetworkShape, precision: Precision) -> None:
+    def __init__(
+        self, folder: Path, shape: NetworkShape, precision: Precision, files: Sequence[Path] | None = None
+    ) -> None:
         self.folder, self.shape, self.precision = folder, shape, precision
-        self.files = weight_files(folder)
+        self.files = list(files) if files else weight_files(folder)
 
     @cached_property
     def _places(self) -> dict[str, SafetensorsFile]:

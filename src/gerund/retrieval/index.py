@@ -668,7 +668,7 @@ def load_encoder(encoder: Any) -> "LanguageModel | SentenceEncoder":
 
     return_freed_memory(returns=False)  # which torch computes
     spec = ModelSpec.of(encoder)
-    if others := spec.model_fields_set - {"model", *_MACHINE_SETTINGS}:
+    if others := spec.model_fields_set - {"model", *_MACHINE_SETTINGS} | ({"weights"} if spec.weights else set()):
         option = sorted(others)[0].replace("_", "-")
         raise ConfigError(f"{name} is run by sentence-transformers, which has no setting {option!r}")
     return SentenceEncoder(spec.model.removeprefix(SENTENCE_TRANSFORMERS), device=spec.device)

@@ -1,6 +1,6 @@
 """Find a scorer by its name, folder or hub id."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class ModelWithScorer(TextModel, Protocol):
     """A model that may have a scorer, and loads others."""
 
     @property
-    def scorer(self) -> Scorer | None:
+    def scorer(self) -> DualScorer | None:
         """The scorer that the model was trained to be; None where it was not."""
 
     @property
@@ -60,7 +60,8 @@ def find_scorer(scorer: str | Path | Scorer | None, lm: ModelWithScorer, *, seed
     if isinstance(scorer, str) and scorer in (MIXED, *MODEL_NAMES):
         if lm.scorer is None:
             raise ConfigError(
-                f"{lm.name} was not trained to score continuations under this encoder config. Name another scorer."
+                f"{lm.name} was not trained to score continuations under this encoder config. Name another scorer, "
+                f"such as {DEFAULT}."
             )
         return MixedScorer(LikelihoodScorer(lm, DEFAULT, seed=seed), lm.scorer) if scorer == MIXED else lm.scorer
     if isinstance(scorer, str) and scorer in MEASURE_NAMES:
@@ -144,13 +145,27 @@ class MixedScorer:
     """
 
     name = MIXED
+    reads_model = True
 
-    def __init__(self, *parts: Scorer) -> None:
-        self._parts = parts
+    def __init__(
+        self, likelihood: LikelihoodScorer, trained: DualScorer, rendered: Mapping[str, str] | None = None
+    ) -> None:
+        self._likelihood, self._trained, self._rendered = likelihood, trained, rendered or {}
+
+    def after(self, prefixes: Sequence[str], rendered: Sequence[str]) -> "MixedScorer":
+        """Return this scorer with likelihoods after other texts than the prefixes, such as rendered conversations."""
+        return MixedScorer(self._likelihood, self._trained, dict(zip(prefixes, rendered, strict=True)))
+
+    def incremental(self) -> "MixedScorer":
+        """Return this scorer for a search that extends its continuations: only new tokens are read."""
+        return MixedScorer(self._likelihood.incremental(), self._trained.incremental(), self._rendered)
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[Sequence[str]]) -> list[list[float]]:
         """Return a score for each continuation of each prefix; higher is better."""
-        by_part = [part.score(prefixes, continuations) for part in self._parts]
+        by_part = (
+            self._likelihood.score([self._rendered.get(prefix, prefix) for prefix in prefixes], continuations),
+            self._trained.score(prefixes, continuations),
+        )
         return [
             np.mean([standardized(np.array(scores)) for scores in of_prefix], axis=0).tolist()
             for of_prefix in zip(*by_part, strict=True)

@@ -282,14 +282,15 @@ class GenerationWork:
 
         def score() -> list[list[float]]:
             from gerund.scoring.likelihood import LikelihoodScorer  # which imports torch
-            from gerund.scoring.registry import find_scorer, score_samples
+            from gerund.scoring.registry import MixedScorer, find_scorer, score_samples
 
             scorer = find_scorer(self.body.scorer, lm.full, seed=seed if isinstance(seed, int) else 0)
             # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
-            if isinstance(scorer, LikelihoodScorer):
-                prefixes = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
-            else:
-                prefixes = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
+            rendered = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
+            plain = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
+            prefixes = rendered if isinstance(scorer, LikelihoodScorer) else plain
+            if isinstance(scorer, MixedScorer):
+                scorer = scorer.after(plain, rendered)
             return score_samples(scorer, prefixes, [[item.text for item in items] for items in completions])
 
         with errors_about("best_of"):

@@ -345,6 +345,8 @@ class ModelSpec(_ModelFields, frozen=True):
         given = {name: value for name, value in settings.items() if value is not None}
         if isinstance(model, ModelSpec):
             given = {**dict.fromkeys(_replaced_by(given.get("attention"), model.attention)), **given}
+            if given.get("runtime") == "torch":
+                given = {"weights": None, **given}  # which torch doesn't quantize
             said = {name: getattr(model, name) for name in model.model_fields_set}
             return cls.model_validate({**said, **given}) if given else model
         return cls.model_validate(given if model is None else {"model": model, **given})

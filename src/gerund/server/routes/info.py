@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from gerund.models.kinds import is_encoder_decoder
-from gerund.scoring.names import DEFAULT, MODEL, SCORER_NAMES
+from gerund.scoring.names import DEFAULT, MIXED, MODEL, SCORER_NAMES
 from gerund.server.errors import ApiError, unknown_model
 from gerund.server.service import Served
 from gerund.settings.plan import PLAN_NAMES
@@ -86,7 +86,7 @@ async def about(service: Served) -> dict[str, Any]:
     lm = service.lm
     is_decoder = not is_encoder_decoder(lm.model)
     plan = lm.encoder.with_defaults(lm.n_layers).attention.name if is_decoder else ""
-    trained = [MODEL] if lm.has_scorer else []
+    trained = [MODEL, MIXED] if lm.has_scorer else []
     return {
         "model": service.names[0],
         "dimensions": service.encoder.dimensions,
@@ -96,6 +96,6 @@ async def about(service: Served) -> dict[str, Any]:
         "stop_words": sorted(stop_words("en" if service.index is None else service.index.chunking.language)),
         "plan": plan,
         "plans": list(PLAN_NAMES) if is_decoder else [],
-        "scorers": [*trained, DEFAULT, *(name for name in SCORER_NAMES if name != DEFAULT)],
+        "scorers": [*trained, DEFAULT, *(name for name in SCORER_NAMES if name not in (DEFAULT, MIXED))],
         "measures": [name for name in RELEVANCE_MEASURES if name != MODEL or trained],
     }
