@@ -521,8 +521,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
     # It was fitted to the vectors of one encoder config.
     is_fitted = encoder.transform != NO_TRANSFORM and spec.adapter is None and vectors_alike(encoder, stored)
     transform = read_transform(settings, encoder.transform) if settings is not None and is_fitted else None
-    stored_in = weight_files(source, getattr(config, "transformers_weights", None))
-    files = [*stored_in, *_merged_files(source)]
+    files = [*weight_files(source, getattr(config, "transformers_weights", None)), *_merged_files(source)]
     before = describe_files(files)
     reranker, layer = reading.reranker, None
     if reranker is not None:
@@ -535,8 +534,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         loaded, tokenizer = read(source, dtype, config)
     else:
         loaded, tokenizer = read(source, torch.float32, config, weights=False)
-        cut = None if generates else encoder.exit_layer
-        loaded = pack(loaded, packed, stored_in, spec, adapters.by_name, cut=cut)
+        loaded = pack(loaded, packed, files, spec, adapters.by_name, cut=None if generates else encoder.exit_layer)
     if bundled is not None and not bundled.fits_tokens(tokenizer):
         return open_model(spec.model_copy(update={"adapter": NO_ADAPTER}), token, generates=generates)
     width = state_width(loaded.config) * encoder.poolings
