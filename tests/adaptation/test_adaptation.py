@@ -399,7 +399,7 @@ def test_an_adapter_is_trained_further_and_else_a_new_one(tmp_path):
 
 # What trains no vectors for a search, and what trains a decoder beside an encoder.
 SCORERS = {name for name in bundled_recipes() if name.startswith("rankgen-") and "generator" not in name}
-SCORERS |= {"default-scorer"}
+SCORERS |= {"default-scorer", "smollm2-scorer"}
 OF_A_T5 = {"t5-default-base", "gur-cl-default"}
 
 
