@@ -26,6 +26,7 @@ from gerund.models.adapters import merged_state, merging_unties
 from gerund.models.encoder_settings import write_settings
 from gerund.models.fingerprint import fingerprint, weights_hash
 from gerund.models.sources import find
+from gerund.settings.model_spec import ModelSpec
 from gerund.text_analysis import JOINERS, SHOWN
 
 TEXTS = (*SAMPLE_TEXTS, "zürich 数据库", '"3.5 km," she said.')
@@ -59,7 +60,7 @@ def with_weights(lm: Any) -> Any:
     """Return a ``LanguageModel``; where it is computed from packed weights, the same one with unpacked ones."""
     if not is_one_graph(lm.model) or lm.load_again is None:
         return lm
-    return lm.load_again(lm.spec.model_copy(update={"runtime": "torch", "weights": None}))
+    return lm.load_again(ModelSpec.of(lm.spec, runtime="torch"))
 
 
 def require_installed(modules: tuple[str, ...], target: str, extra: str) -> None:

@@ -18,7 +18,7 @@ from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.plan import AttentionPlan
 
 SCORER_FILE = "scorer.json"
-"""What a model's folder has for a trained scorer of continuations; see ``scoring.dual_encoder``."""
+"""Settings of a trained scorer of continuations, in a model's folder."""
 
 _FIELDS = ("attention", "pooling", "prompt", "prompts", "pool_prompt", "append_eos", "normalize", "max_length")
 _ADAPTER = "adapter"
