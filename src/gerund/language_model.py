@@ -32,9 +32,7 @@ from gerund.inference.generate.config import NUCLEUS, GenerationConfig, Generati
 from gerund.inference.generate.decoding import Decoding
 from gerund.inference.generate.prompts import (
     Prompt,
-    plain_text,
     prompt_ids,
-    prompt_text,
 )
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit, Piece
@@ -58,7 +56,7 @@ from gerund.progress import say_once
 from gerund.scoring.dual_encoder import DualScorer
 from gerund.scoring.likelihood import LikelihoodScorer
 from gerund.scoring.ranks import Ranks
-from gerund.scoring.registry import MixedScorer, find_scorer, score_samples
+from gerund.scoring.registry import MixedScorer, find_scorer, on_prompts, score_samples
 from gerund.scoring.reranker import Reranker
 from gerund.settings.aliases import takes_aliases
 from gerund.settings.encoder import JOBS, EncoderConfig, ExportFormat, GgufType, Job, read_alike, vectors_alike
@@ -425,12 +423,7 @@ class LanguageModel(Writes, Embeds, Ranks):
         if not isinstance(rerank, Rerank):
             raise ConfigError(f"rerank must be a Rerank, such as Rerank(scorer='pmi'), not {rerank!r}")
         seed = sampling.seed if isinstance(sampling.seed, int) else 0
-        scorer = find_scorer(rerank.scorer, self, seed=seed)
-        # Likelihoods are those after a conversation in the model's template; other scorers know no templates.
-        as_text = prompt_text if isinstance(scorer, LikelihoodScorer) else plain_text
-        prefixes = [as_text(self.tokenizer, prompt) for prompt in prompts]
-        if isinstance(scorer, MixedScorer):
-            scorer = scorer.after(prefixes, [prompt_text(self.tokenizer, prompt) for prompt in prompts])
+        scorer, prefixes = on_prompts(find_scorer(rerank.scorer, self, seed=seed), self.tokenizer, prompts)
         if isinstance(scorer, DualScorer | LikelihoodScorer | MixedScorer) and rerank.every is not None:
             scorer = scorer.incremental()
         return lambda numbers, texts: score_samples(scorer, [prefixes[number] for number in numbers], texts)

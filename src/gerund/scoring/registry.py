@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from gerund.errors import ConfigError
+from gerund.inference.generate.prompts import NEXT_TURN, Prompt, TemplateOptions, plain_text, prompt_text
 from gerund.models import loading
 from gerund.models.saved_settings import has_scorer
 from gerund.models.sources import Source, find_spec
@@ -28,6 +29,9 @@ from gerund.scoring.word_overlap import OverlapScorer
 from gerund.settings.encoder import DEFAULT_MODEL
 from gerund.settings.model_spec import ModelSpec
 from gerund.types import Scorer, TextModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Load = Callable[..., Any]
 """``gerund.load``, which opens the model of a scorer."""
@@ -92,6 +96,26 @@ def score_samples(scorer: Scorer, prefixes: Sequence[str], samples: Sequence[Seq
         for text, score in zip(asked[number], values, strict=True)
     }
     return [[known.get((number, text), float("-inf")) for text in group] for number, group in enumerate(samples)]
+
+
+def on_prompts(
+    scorer: Scorer,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Prompt],
+    template: TemplateOptions = NEXT_TURN,
+) -> tuple[Scorer, list[str]]:
+    """Return a scorer for continuations of prompts, and the prefix that it reads for each.
+
+    Likelihoods are those after a conversation in the model's chat template; other scorers know no templates.
+    """
+
+    def rendered() -> list[str]:
+        return [prompt_text(tokenizer, prompt, template) for prompt in prompts]
+
+    if isinstance(scorer, LikelihoodScorer):
+        return scorer, rendered()
+    prefixes = [plain_text(tokenizer, prompt) for prompt in prompts]
+    return scorer.after(prefixes, rendered()) if isinstance(scorer, MixedScorer) else scorer, prefixes
 
 
 def load_scorer(scorer: str | Path, load: Load) -> Scorer:

@@ -21,9 +21,7 @@ from gerund.inference.generate.prompts import (
     Prompt,
     TemplateOptions,
     check_prompts,
-    plain_text,
     prompt_ids,
-    prompt_text,
     require_chat_template,
 )
 from gerund.inference.generate.sequence import Piece
@@ -281,16 +279,10 @@ class GenerationWork:
         lm, seed = self.service.lm, self.settings.sampling.seed
 
         def score() -> list[list[float]]:
-            from gerund.scoring.likelihood import LikelihoodScorer  # which imports torch
-            from gerund.scoring.registry import MixedScorer, find_scorer, score_samples
+            from gerund.scoring.registry import find_scorer, on_prompts, score_samples  # which imports torch
 
             scorer = find_scorer(self.body.scorer, lm.full, seed=seed if isinstance(seed, int) else 0)
-            # Likelihoods are conditioned on the rendered conversation; other scorers know no templates.
-            rendered = [prompt_text(lm.tokenizer, prompt, self.template) for prompt in self.prompts]
-            plain = [plain_text(lm.tokenizer, prompt) for prompt in self.prompts]
-            prefixes = rendered if isinstance(scorer, LikelihoodScorer) else plain
-            if isinstance(scorer, MixedScorer):
-                scorer = scorer.after(plain, rendered)
+            scorer, prefixes = on_prompts(scorer, lm.tokenizer, self.prompts, self.template)
             return score_samples(scorer, prefixes, [[item.text for item in items] for items in completions])
 
         with errors_about("best_of"):
