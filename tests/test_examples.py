@@ -2,13 +2,17 @@
 
 import json
 import lzma
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import gerund
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -21,6 +25,11 @@ def run(name: str, *arguments: object) -> None:
 @pytest.fixture(autouse=True)
 def _restored_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def cosines(one_ND: np.ndarray, other_ND: np.ndarray) -> np.ndarray:
+    lengths_N = np.linalg.norm(one_ND, axis=1) * np.linalg.norm(other_ND, axis=1)
+    return (one_ND * other_ND).sum(1) / lengths_N
 
 
 def test_search(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +92,40 @@ def test_distillation_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not {"[PAD]", "##ing", "a"} & set(texts)
     assert not any("Dr." in text and text.endswith("Dr.") for text in texts)
     assert any(len(text.split()) >= 30 for text in texts)
+
+
+@pytest.mark.slow
+def test_fit_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(gerund.__file__).parent / "assets" / "default"
+    nouns = ("bread", "a train", "rain", "the moon", "a violin")
+    rows = [{"text": f"{noun} and {other}"} for noun in nouns for other in nouns]
+    pairs = [
+        {"sentence1": f"I like {noun}.", "sentence2": f"I like {other}.", "score": float(noun == other)}
+        for noun in nouns
+        for other in nouns
+    ]
+    for name, lines in (("texts", rows), ("pairs", pairs)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ["--texts", tmp_path / "texts.jsonl", "--pairs", tmp_path / "pairs.jsonl"]
+    # Nothing is learnt from it: the same vectors, twice as long.
+    run("fit_head.py", folder, folder, tmp_path / "same", *files, "--rate", "0", "--length", "2")
+    lm, same = gerund.load(folder), gerund.load(tmp_path / "same")
+    texts = [row["text"] for row in rows]
+    before, after = (each.encode(texts, normalize_embeddings=False) for each in (lm, same))
+    lengths = np.linalg.norm(after, axis=1) / np.linalg.norm(before, axis=1)
+    np.testing.assert_allclose(lengths, 2, atol=0.05)
+    assert cosines(before, after).min() > 0.99
+    run("fit_head.py", folder, folder, tmp_path / "fitted", *files, "--steps", "60", "--weight", "1000")
+    near, order = zip(*re.findall(r"teacher (\S+), .* pairs (\S+)", capsys.readouterr().out), strict=True)
+    assert near[:3] == ("1.000", "1.000", "1.000")
+    assert float(order[3]) >= float(order[2]) == float(order[0])
+    # Pairs that count for so much move the vectors.
+    assert cosines(before, gerund.load(tmp_path / "fitted").encode(texts)).max() < 0.999
+    shutil.copytree(folder, tmp_path / "headless")
+    (tmp_path / "headless" / "head.json").unlink()
+    with pytest.raises(SystemExit):
+        run("fit_head.py", tmp_path / "headless", folder, tmp_path / "none", *files)
+    assert "no linear head" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -631,12 +631,14 @@ class Offers:
 
     def top(self, query: str) -> tuple[list[str], list[float]]:
         """Return ids and scores of the first documents for a query; those without a word, and itself, are left out."""
-        ranked = [
-            (self._ids[row], score) for row, score in self._index.top(self.collection.queries[query], self.count + 1)
-        ]
+        ranked = [(self._ids[row], score) for row, score in self.ranked(query, self.count + 1)]
         itself = query if query in self.collection.itself else None
         kept = [(one, score) for one, score in ranked if self._texts[one] and one != itself][: self.count]
         return [document for document, _ in kept], [score for _, score in kept]
+
+    def ranked(self, query: str, count: int) -> list[tuple[int, float]]:
+        """Return places and scores of the first documents for a query, best first."""
+        return self._index.top(self.collection.queries[query], count)
 
     def text(self, document: str) -> str:
         """Return a document's title and text."""
