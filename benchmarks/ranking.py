@@ -184,7 +184,7 @@ def weight_table(found: Found, ways: Sequence[str]) -> Table:
         {"weight": f"{weight:g}", **{way: on_dev(found, way, weight) for way in ways}} for weight in WEIGHTS
     ]
     columns = [Column("weight", "weight"), *(Column(way, way, "", 4, "higher") for way in ways)]
-    caption = f"nDCG@10 by what the measure counts beside BM25: mean over the collections, {count} queries for choices."
+    caption = f"nDCG@10 by what the measure counts beside the search: mean over the collections, {count} queries for choices."
     return Table("weights", caption, columns, rows)
 
 

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True, help='JSON lines {"sentence1": ..., "sentence2", "score"}')
     parser.add_argument("--steps", type=int, default=800, help="(%(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate, lowered to 0 (%(default)s)")
-    parser.add_argument("--weight", type=float, default=3.0, help="of pairs; that of texts is 30 (%(default)s)")
+    parser.add_argument("--weight", type=float, default=2.0, help="of pairs; that of texts is 30 (%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.3, help="of pairs (%(default)s)")
     parser.add_argument("--length", type=float, default=1.0, help="multiplies the vectors (%(default)s)")
     given = parser.parse_args()
