@@ -102,6 +102,8 @@ def main(argv: list[str] | None = None) -> None:
     search = "BM25" if options.first == BM25 else "Hybrid search"
     first = f"{search}'s first {options.candidates} documents ranked anew by {Path(options.model).stem}"
     tables[:2] = [replace(table, caption=f"{first}: {table.caption}.") for table in tables[:2]]
+    if options.first == HYBRID:
+        tables = [replace(table, id=f"{table.id}-{HYBRID}") for table in tables]
     harness.report(options, __file__, tables, libraries=["bm25s"])
 
 
@@ -184,7 +186,9 @@ def weight_table(found: Found, ways: Sequence[str]) -> Table:
         {"weight": f"{weight:g}", **{way: on_dev(found, way, weight) for way in ways}} for weight in WEIGHTS
     ]
     columns = [Column("weight", "weight"), *(Column(way, way, "", 4, "higher") for way in ways)]
-    caption = f"nDCG@10 by what the measure counts beside the search: mean over the collections, {count} queries for choices."
+    caption = (
+        f"nDCG@10 by a measure's weight beside the search: mean over the collections, {count} queries for choices."
+    )
     return Table("weights", caption, columns, rows)
 
 
