@@ -186,8 +186,8 @@ HEADLINES = (
     ),
     Headline(
         "### Documents ranked by relevance",
-        "Hybrid search by SmolLM2 with the adapter that comes with gerund, and its first 40 documents ranked anew by how "
-        "much likelier a document makes the query, alone and fused with the search by the default weight.",
+        "Hybrid search by SmolLM2 with the adapter that comes with gerund, and its first 40 documents ranked anew by the "
+        "lift, alone and fused with the search by the default weight.",
         "ranking:default-hybrid",
         ("collection", "way", "queries", "ndcg", "interval", "gain", "p"),
         (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19),
