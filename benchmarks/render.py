@@ -186,7 +186,7 @@ HEADLINES = (
     ),
     Headline(
         "### Documents ranked by relevance",
-        "Hybrid search by SmolLM2 with the adapter that comes with gerund, and its first 40 documents ranked anew by the "
+        "Hybrid search by SmolLM2 with the adapter that comes with gerund; its first 40 documents ranked anew by the "
         "lift, alone and fused with the search by the default weight.",
         "ranking:default-hybrid",
         ("collection", "way", "queries", "ndcg", "interval", "gain", "p"),
