@@ -48,14 +48,23 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.3, help="of pairs (%(default)s)")
     parser.add_argument("--length", type=float, default=1.0, help="multiplies the vectors (%(default)s)")
     given = parser.parse_args()
-    lm = gerund.load(given.model, runtime="torch")
+    if given.out.exists():
+        parser.error(f"{given.out} is there already")
+    try:
+        texts, pairs = (
+            [json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in (given.texts, given.pairs)
+        )
+        lines = [row["text"] for row in texts]
+        scored = [(row["sentence1"], row["sentence2"], float(row["score"])) for row in pairs]
+        lm, teacher = gerund.load(given.model, runtime="torch"), gerund.load(given.teacher)
+    except (OSError, ValueError, KeyError, TypeError, gerund.GerundError) as error:
+        parser.error(f"cannot read texts, pairs or models: {error!r}")
     head = lm.runtime.head
     if head is None or head.settings.variant != "linear":
         parser.error(f"{given.model} has no linear head; train it with the objective distill")
-    texts, pairs = (
-        [json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in (given.texts, given.pairs)
-    )
-    fit = Fit(lm, head, gerund.load(given.teacher), [row["text"] for row in texts], pairs)
+    if len(lines) < HELD_OUT or len(scored) < HELD_OUT:
+        parser.error(f"give {HELD_OUT} texts and {HELD_OUT} pairs at least; thousands are better")
+    fit = Fit(lm, head, teacher, lines, scored)
     print("before:", fit.quality())
     fit.run(given.steps, given.rate, given.weight, given.temperature)
     print("after:", fit.quality())
@@ -68,14 +77,14 @@ class Fit:
     """A head that is fitted: a map of states ``(E, D)``, and maps of parts of the vectors of words ``(C, P, P)``."""
 
     def __init__(
-        self, lm: Any, head: ProjectionHead, teacher: Any, texts: Sequence[str], pairs: Sequence[dict[str, Any]]
+        self, lm: Any, head: ProjectionHead, teacher: Any, texts: Sequence[str], pairs: Sequence[tuple[str, str, float]]
     ) -> None:
         self.state_ED = head.outer.weight.detach().clone().requires_grad_()
         # Of quantized words each part is mapped by itself, which changes their centers and no code.
         parts, dimensions = head.settings.word_bytes or 1, head.settings.dimensions
         self.word_CPP = torch.eye(dimensions // parts).repeat(parts, 1, 1)
         self.word_CPP.requires_grad_(head.settings.vocabulary is not None)
-        both = [row[side] for row in pairs for side in ("sentence1", "sentence2")]
+        both = [text for pair in pairs for text in pair[:2]]
         distinct = list(dict.fromkeys([*texts, *both]))
         random.Random(0).shuffle(distinct)
         place = {text: number for number, text in enumerate(distinct)}
@@ -83,7 +92,7 @@ class Fit:
         self.taught_NE = torch.tensor(teacher.encode(distinct))
         order = random.Random(1).sample(range(len(pairs)), len(pairs))
         self.pair_P2 = torch.tensor([place[text] for text in both]).reshape(-1, 2)[order]
-        self.score_P = torch.tensor([float(row["score"]) for row in pairs])[order]
+        self.score_P = torch.tensor([score for _, _, score in pairs])[order]
 
     def vectors(self, places: Any) -> Tensor:
         """Return the vectors of some texts, of length 1."""

@@ -126,6 +126,14 @@ def test_fit_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("fit_head.py", tmp_path / "headless", folder, tmp_path / "none", *files)
     assert "no linear head" in capsys.readouterr().err
+    for arguments, message in (
+        ([folder, folder, tmp_path / "same", *files], "is there already"),
+        ([folder, folder, tmp_path / "none", *files[:3], tmp_path / "texts.jsonl"], "sentence1"),
+        ([tmp_path / "nothing", folder, tmp_path / "none", *files], "nothing"),
+    ):
+        with pytest.raises(SystemExit):
+            run("fit_head.py", *arguments)
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
