@@ -108,7 +108,7 @@ def test_fit_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = ["--texts", tmp_path / "texts.jsonl", "--pairs", tmp_path / "pairs.jsonl"]
     # Nothing is learnt from it: the same vectors, twice as long.
-    run("fit_head.py", folder, folder, tmp_path / "same", *files, "--rate", "0", "--length", "2")
+    run("fit_head.py", folder, folder, tmp_path / "same", *files, "--rate", "0.01", "--share", "0", "--length", "2")
     lm, same = gerund.load(folder), gerund.load(tmp_path / "same")
     texts = [row["text"] for row in rows]
     before, after = (each.encode(texts, normalize_embeddings=False) for each in (lm, same))
