@@ -61,7 +61,7 @@ def main() -> None:
         scored = [(row["sentence1"], row["sentence2"], float(row["score"])) for row in pairs]
         lm, teacher = gerund.load(given.model, runtime="torch"), gerund.load(given.teacher)
     except (OSError, ValueError, KeyError, TypeError, gerund.GerundError) as error:
-        parser.error(f"cannot read texts, pairs or models: {error!r}")
+        parser.error(f"cannot read texts, pairs or models: {type(error).__name__}: {error}")
     head = lm.runtime.head
     if head is None or head.settings.variant != "linear":
         parser.error(f"{given.model} has no linear head; train it with the objective distill")

@@ -30,10 +30,7 @@ from gerund.inference.encode.texts import (
 from gerund.inference.generate import generation
 from gerund.inference.generate.config import NUCLEUS, GenerationConfig, GenerationKeywords
 from gerund.inference.generate.decoding import Decoding
-from gerund.inference.generate.prompts import (
-    Prompt,
-    prompt_ids,
-)
+from gerund.inference.generate.prompts import Prompt, prompt_ids
 from gerund.inference.generate.reranking import Judge, search, stream_search
 from gerund.inference.generate.sequence import Emit, Piece
 from gerund.inference.generate.session import Session, encode_and_prefill, read_prompt, sessions_of
