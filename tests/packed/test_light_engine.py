@@ -19,7 +19,9 @@ from gerund.inference.likelihood import sequence_logprobs
 from gerund.inference.tokens import split_pairs
 from gerund.light_entry import light_model
 from gerund.light_model import LightModel
-from gerund.scoring import query_likelihood
+from gerund.models.kinds import packed_network
+from gerund.packed.network import KeyValues
+from gerund.scoring import packed_document_reader, query_likelihood
 from gerund.scoring.query_likelihood import MEASURES, QueryPrompt
 from tests.packed.test_light_encoder import TEXTS
 
@@ -156,6 +158,11 @@ def test_likelihoods_of_a_query_are_those_of_whole_texts(
         return found.astype(np.float64)
 
     expected = [MEASURES[measure](logprobs(text), logprobs(None)).mean() for text in DOCUMENTS]
+    rounded = light.rerank(QUERY, DOCUMENTS, by=measure)
+    assert rounded.scores == pytest.approx([expected[index] for index in rounded.indices], abs=0.02)
+    assert light.rerank(QUERY, DOCUMENTS, by=measure) == rounded
+    query_likelihood.forget(light.model)
+    monkeypatch.setattr(packed_document_reader, "_BLOCK", 1)  # every number has its scale: nothing is rounded
     for one in (light, lm, light):  # the third time documents are kept
         found = one.rerank(QUERY, DOCUMENTS, by=measure)
         assert found.scores == pytest.approx([expected[index] for index in found.indices], abs=1e-3)
@@ -166,11 +173,29 @@ def test_likelihoods_of_a_query_are_those_of_whole_texts(
     query_likelihood.forget(light.model)
 
 
+def test_a_cache_in_eight_bits_is_off_by_half_a_step_at_most(light: LightModel):
+    shape = packed_network(light.model).shape
+    cache, restored = (KeyValues(shape, 1, 9) for _ in range(2))
+    numbers = np.random.default_rng(0)
+    for array in (*cache.keys, *cache.values):
+        array[:, :, 1:] = numbers.standard_normal(array[:, :, 1:].shape)  # the first token's are zeros
+        array[:, :, 2] *= 1e-30
+        array[:, :, 3] *= 1e30
+    read = packed_document_reader.EightBitCache.of(cache, 7, np.zeros(4, np.float32))
+    assert 4 * read.codes.nbytes == sum(array[:, :, :7].nbytes for array in (*cache.keys, *cache.values))
+    read.restore(restored)
+    for array, other in zip((*cache.keys, *cache.values), (*restored.keys, *restored.values), strict=True):
+        step = np.abs(array[:, :, :7]).max(-1, keepdims=True) / 127
+        assert (np.abs(array - other)[:, :, :7] <= step * 0.5001).all()
+        assert not other[:, :, 7:].any()
+
+
 @pytest.mark.parametrize("measure", [None, "vectors", "maxsim"])
 def test_ranks_are_those_with_torch(light: LightModel, lm: gerund.LanguageModel, measure: Any):
     own, other = (model.rerank(QUERY, DOCUMENTS, by=measure, scores=[1, 3, 2]) for model in (light, lm))
     assert (own.indices, own.by) == (other.indices, other.by)
-    assert own.scores == pytest.approx(other.scores, abs=1e-3)
+    # Documents that were read packed are kept in 8 bits.
+    assert own.scores == pytest.approx(other.scores, abs=1e-3 if measure else 0.02)
     assert light.default_measure() == lm.default_measure()
 
 

@@ -1,13 +1,14 @@
 """Read documents and queries with a packed network, and cache keys and values of documents; imports no torch.
 
-Documents are read one after the other: products are no faster with more rows than the tokens of one.
+Documents are read one after the other: products are no faster with more rows than the tokens of one. What is cached
+takes 8 bits a number, as in llama.cpp's cache of the type q8_0, a quarter of the memory.
 
-Shapes: N tokens, V vocabulary, D width.
+Shapes: L layers (keys, then values: 2L), K heads of keys, N tokens, H width of a head, V vocabulary, D width.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 
@@ -17,68 +18,85 @@ from gerund.errors import ModelError
 from gerund.packed.network import KeyValues, PackedNetwork
 from gerund.scoring.kept_documents import Kept, shared_beginning
 
-# Tokens of a query that have room behind a document at first.
-_ROOM = 32
+# Numbers that share a scale, at most.
+_BLOCK = 32
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A text that was read: its keys and values, with room behind them, and its last state ``(D,)``."""
+class EightBitCache:
+    """The keys and values of a text in 8 bits, and its last state ``(D,)``.
 
-    cache: KeyValues
+    Attributes:
+        codes: the numbers, between -127 and 127, ``(2L, K, N, blocks, block)`` int8.
+        scales: what a code of 1 is worth, ``(2L, K, N, blocks, 1)`` float32.
+        last_D: the last state, float32.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
     last_D: np.ndarray
+
+    @classmethod
+    def of(cls, cache: KeyValues, tokens: int, last_D: np.ndarray) -> "EightBitCache":
+        """Return the first text's first tokens of a cache."""
+        values = np.stack([array[0, :, :tokens] for array in (*cache.keys, *cache.values)])
+        blocks = values.reshape(*values.shape[:3], -1, math.gcd(values.shape[3], _BLOCK))
+        scales = np.maximum(np.abs(blocks).max(-1, keepdims=True), np.finfo(np.float32).tiny * 127) / np.float32(127)
+        return cls(np.rint(blocks / scales).astype(np.int8), scales, last_D)
+
+    def restore(self, cache: KeyValues) -> None:
+        """Write the numbers to the first places of a cache."""
+        values = (self.codes * self.scales).reshape(*self.codes.shape[:3], -1)
+        for array, restored_KNH in zip((*cache.keys, *cache.values), values, strict=True):
+            array[0, :, : values.shape[2]] = restored_KNH
 
     @property
     def n_bytes(self) -> int:
-        return sum(array.nbytes for array in (*self.cache.keys, *self.cache.values))
+        """Its memory."""
+        return self.codes.nbytes + self.scales.nbytes + self.last_D.nbytes
 
 
 class PackedDocumentReader:
     """Reads texts of the form (before, query), and keeps the keys and values of what stands before queries."""
 
-    def __init__(self, network: PackedNetwork, kept: Kept[_Read], lock: Lock) -> None:
-        self._network, self._kept, self._lock = network, kept, lock
+    def __init__(self, network: PackedNetwork, kept: Kept[EightBitCache]) -> None:
+        self._network, self._kept = network, kept
         ropes = (rope for rope in network.shape.ropes if rope.long_divisors is not None)
         self._limit = min((rope.long_from for rope in ropes), default=None)
 
     def logprobs(self, sequences: Sequence[tuple[Sequence[int], int]]) -> list[np.ndarray]:
         """Return the log-probabilities of the tokens of each sequence from a position on, float32."""
-        head: _Read | None = None
-        beginning = shared_beginning([tuple(ids[:first]) for ids, first in sequences])
+        if not sequences:
+            return []
+        beginning = _Beginning(shared_beginning([tuple(ids[:first]) for ids, first in sequences]))
+        cache = KeyValues(self._network.shape, 1, max(len(ids) for ids, _ in sequences))
         logprobs = []
         for ids, first in sequences:
             if self._limit is not None and len(ids) > self._limit:  # all its positions are turned otherwise
                 logprobs.append(self._scores(self._states(ids[:-1])[first - 1 :], ids[first:]))
                 continue
             before = tuple(ids[:first])
-            # Queries are written behind what is kept.
-            with self._lock:
-                read = self._kept.find([before]).get(before)
-                if read is None:
-                    if beginning and head is None:
-                        head = self._fresh(beginning, None, 0)
-                    read = self._fresh(before, head, len(beginning))
-                    self._kept.add({before: read})
-                logprobs.append(self._behind(read, first, ids[first:]))
+            read = self._kept.find([before]).get(before)
+            if read is None:
+                read = self._read(before, beginning, cache)
+                self._kept.add({before: read})
+            read.restore(cache)  # in 8 bits the first time too: a document's score is always the same
+            states = [read.last_D[None]]
+            if len(ids) > first + 1:
+                states.append(self._states(ids[first:-1], cache, first))
+            logprobs.append(self._scores(np.concatenate(states), ids[first:]))
         return logprobs
 
-    def _fresh(self, text: Sequence[int], head: _Read | None, past: int) -> _Read:
-        """Read a text behind the ``past`` tokens of its beginning."""
-        cache = KeyValues(self._network.shape, 1, len(text) + _ROOM)
-        if head is not None:
-            for kind in ("keys", "values"):
-                for target, source in zip(getattr(cache, kind), getattr(head.cache, kind), strict=True):
-                    target[:, :, :past] = source[:, :, :past]
-        return _Read(cache, self._states(text[past:], cache, past)[-1].copy())
-
-    def _behind(self, read: _Read, past: int, query: Sequence[int]) -> np.ndarray:
-        cache = read.cache
-        if past + len(query) > cache.capacity:
-            cache = cache.grown(past + len(query))
-        states = [read.last_D[None]]
-        if len(query) > 1:
-            states.append(self._states(query[:-1], cache, past))
-        return self._scores(np.concatenate(states), query)
+    def _read(self, text: Sequence[int], beginning: "_Beginning", cache: KeyValues) -> EightBitCache:
+        """Read a text behind its beginning, which is read once."""
+        past = len(beginning.ids)
+        if past:
+            if beginning.arrays is None:
+                self._states(beginning.ids, cache)
+                beginning.arrays = [array[:, :, :past].copy() for array in (*cache.keys, *cache.values)]
+            for target, source in zip((*cache.keys, *cache.values), beginning.arrays, strict=True):
+                target[:, :, :past] = source
+        return EightBitCache.of(cache, len(text), self._states(text[past:], cache, past)[-1].copy())
 
     def _states(self, ids: Sequence[int], cache: KeyValues | None = None, past: int = 0) -> np.ndarray:
         """Return the last states ``(N, D)`` of tokens that follow ``past`` others."""
@@ -95,3 +113,11 @@ class PackedDocumentReader:
         if not np.isfinite(logprobs_N).all():
             raise ModelError("this model's log-probabilities are not numbers; load it with runtime='torch'")
         return logprobs_N
+
+
+@dataclass
+class _Beginning:
+    """The tokens with which all texts begin, and their keys and values once they were read."""
+
+    ids: tuple[int, ...]
+    arrays: list[np.ndarray] | None = None

@@ -35,7 +35,7 @@ PASSAGE = 384
 _OVERLAP = 64
 _PASSAGES = 8
 """Passages of a document that are read: those that share the most words with the query."""
-KEPT_BYTES, KEPT_PACKED_BYTES = 512 * 2**20, 64 * 2**20
+KEPT_BYTES, KEPT_PACKED_BYTES = 512 * 2**20, 128 * 2**20
 """Memory for the keys and values of documents that were read last, per model; and of a packed one, which is light."""
 
 # Characters that no text has: they mark where document and query stand in a rendered template.
@@ -190,8 +190,8 @@ def _reader_of(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", a
         from gerund.scoring.packed_document_reader import PackedDocumentReader  # it needs ONNX Runtime
 
         with _lock:
-            kept, lock = _packed.setdefault(network, (Kept(KEPT_PACKED_BYTES), Lock()))
-        return PackedDocumentReader(network, kept, lock)
+            kept = _packed.setdefault(network, Kept(KEPT_PACKED_BYTES))
+        return PackedDocumentReader(network, kept)
     from gerund.inference.likelihood import causal_runtime
     from gerund.scoring.document_reader import DocumentReader
 
@@ -210,5 +210,5 @@ def forget(model: "PreTrainedModel") -> None:
 
 
 _kept: WeakKeyDictionary[Any, dict[Any, Kept[Any]]] = WeakKeyDictionary()
-_packed: WeakKeyDictionary[Any, tuple[Kept[Any], Lock]] = WeakKeyDictionary()
+_packed: WeakKeyDictionary[Any, Kept[Any]] = WeakKeyDictionary()
 _lock = Lock()
