@@ -39,16 +39,24 @@ class EightBitCache:
     @classmethod
     def of(cls, cache: KeyValues, tokens: int, last_D: np.ndarray) -> "EightBitCache":
         """Return the first text's first tokens of a cache."""
-        values = np.stack([array[0, :, :tokens] for array in (*cache.keys, *cache.values)])
-        blocks = values.reshape(*values.shape[:3], -1, math.gcd(values.shape[3], _BLOCK))
-        scales = np.maximum(np.abs(blocks).max(-1, keepdims=True), np.finfo(np.float32).tiny * 127) / np.float32(127)
-        return cls(np.rint(blocks / scales).astype(np.int8), scales, last_D)
+        arrays = [array[0, :, :tokens] for array in (*cache.keys, *cache.values)]
+        heads, _, width = arrays[0].shape
+        block = math.gcd(width, _BLOCK)
+        codes = np.empty((len(arrays), heads, tokens, width // block, block), np.int8)
+        scales = np.empty((*codes.shape[:-1], 1), np.float32)
+        for array_KNH, own_codes, own_scales in zip(arrays, codes, scales, strict=True):  # all at once take much memory
+            blocks = array_KNH.reshape(own_codes.shape)
+            largest = np.abs(blocks).max(-1, keepdims=True)
+            own_scales[:] = np.maximum(largest, np.finfo(np.float32).tiny * 127) / np.float32(127)
+            own_codes[:] = np.rint(blocks / own_scales)
+        return cls(codes, scales, last_D)
 
     def restore(self, cache: KeyValues) -> None:
         """Write the numbers to the first places of a cache."""
-        values = (self.codes * self.scales).reshape(*self.codes.shape[:3], -1)
-        for array, restored_KNH in zip((*cache.keys, *cache.values), values, strict=True):
-            array[0, :, : values.shape[2]] = restored_KNH
+        tokens = self.codes.shape[2]
+        for array, codes, scales in zip((*cache.keys, *cache.values), self.codes, self.scales, strict=True):
+            target = array[0, :, :tokens]
+            target[:] = (codes * scales).reshape(target.shape)
 
     @property
     def n_bytes(self) -> int:
