@@ -182,6 +182,25 @@ def test_a_name_of_the_question_has_to_be_in_the_source_too(sentence, support):
     assert check.support == "supported"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Opening hours\nThe shop opens at nine on weekdays. It is closed on Sunday.",
+        "Opening hours\n=============\nThe shop opens at nine on weekdays. It is closed on Sunday.",
+        "The shop opens at nine on weekdays.\n---\nIt is closed on Sunday.",
+        "- The shop opens at nine on weekdays.\n- It is closed on Sunday.",
+        "| day | hours |\n|---|---|\n| Sunday | closed |\n\nThe shop opens at nine on weekdays.",
+    ],
+)
+def test_a_sentence_is_quoted_without_the_markdown_around_it(bundled, text):
+    index = gerund.open_index(None, bundled)
+    index.add_documents([Document("shop", text)])
+    answer = index.ask("When does the shop open on weekdays?", method="extractive")
+    assert answer.text == "The shop opens at nine on weekdays."
+    row = index.ask("Is it open on Sunday?", method="extractive").text
+    assert row in {"It is closed on Sunday.", "| Sunday | closed |"}
+
+
 def test_nouns_of_german_are_no_names():
     source = replace(RAIL, text="Die erste Eisenbahn wurde 1825 eröffnet.")
     [check] = AnswerChecker("Wann?", [source], "de").check("Die erste Eisenbahn wurde mit Dampf eröffnet.")
@@ -419,8 +438,9 @@ def test_headings_and_code_are_not_quoted() -> None:
     found = best_sentence("When was the first railway opened?", hits, encode, about, 0.3)
     assert found.text == parts[-1]
     # Where there is nothing else, they are.
-    only = [Hit("a", 0, 90, parts[0], 1.0, 1)]
-    assert best_sentence("When was the first railway opened?", only, encode, about, 0.3).text == parts[0]
+    for text in (parts[0], "First railway\n=====", "=> <= ->"):
+        only = [Hit("a", 0, 90, text, 1.0, 1)]
+        assert best_sentence("When was the first railway opened?", only, encode, about, 0.3).text == text
 
 
 LANGUAGES = {

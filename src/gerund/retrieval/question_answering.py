@@ -637,8 +637,15 @@ BM25 finds: 77% of its own queries pass and 14% of the others'. At 0.3 these are
 _NOT_A_SENTENCE, _NO_END = 2.0, 0.2
 # The synopsis of a command, which ends as a sentence may: "ls [OPTION]... [FILE]...".
 _SYNOPSIS = re.compile(r"SYNOPSIS\b|(?s:(?=.*\[).*\.\.\.\Z)")
-# The heading above a paragraph of a manual page. A synopsis keeps its own, by which it is known.
-_MANUAL_HEADING = re.compile(r"(?!SYNOPSIS)[A-Z][A-Z0-9 ,/-]*\n[ \t]+(?=\S)")
+# Lines of Markdown that are no part of what follows: a heading or the head of a table with a line under it, a heading
+# that begins with #, a row of a table.
+_LINE_ALONE = re.compile(
+    r"^[ \t]{0,3}(?:(?P<title>\S.*)\n[ \t]*(?:={3,}|-{3,}|\|[ \t:|-]+)[ \t]*|(?P<row>#{1,6}[ \t].*|\|.*))$",
+    re.MULTILINE,
+)
+# A rule, the heading above a paragraph of a manual page, or the mark of a list's item. A synopsis keeps its heading, by
+# which it is known.
+_MARKS = re.compile(r"\s*(?:[-=*_]{3,}[ \t]*\n\s*)?(?:(?!SYNOPSIS)[A-Z][A-Z0-9 ,/-]*\n[ \t]+(?=\S)|[-*+\u2022][ \t]+)?")
 # The end of a sentence, perhaps in quotation marks or brackets.
 _SENTENCE_END = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
 # The rest of a sentence that was split at a sign that does not end it, for example in a span of code.
@@ -698,7 +705,7 @@ def best_sentence(
         replace(source, text=source.text[start:end], start=source.start + start, end=source.start + end)
         for source in sources
         for start, end in _quotable(source.text, about.chunking.language)
-    ]
+    ] or sources
     vectors_ND = encode([question, *(sentence.text for sentence in sentences)])
     store = MemoryStore()
     store.create(about)
@@ -719,15 +726,37 @@ def best_sentence(
 
 
 def _quotable(text: str, language: str) -> Iterator[tuple[int, int]]:
-    r"""Yield the offsets of a text's sentences, without a manual page's heading before them.
+    r"""Yield the offsets of a text's sentences, headings that begin with #, and rows of tables.
 
+    What stands in a line of its own in Markdown is no part of the sentence after it, and nor is a manual page's heading
+    or the mark of a list's item.
+
+    >>> text = "# Hours\nWe open. We close.\n\nPrices\n===\n- Tea costs 2 euros.\n\n| a | b |\n|---|---|\n| tea | 2 |"
+    >>> [text[start:end] for start, end in _quotable(text, "en")]
+    ['# Hours', 'We open.', 'We close.', 'Tea costs 2 euros.', '| tea | 2 |']
     >>> text = "DESCRIPTION\n       List the files.  Sort them."
     >>> [text[start:end] for start, end in _quotable(text, "en")]
     ['List the files.', 'Sort them.']
     """
     for start, end in sentence_bounds(text, language):
-        heading = _MANUAL_HEADING.match(text, start, end)
-        yield heading.end() if heading else start, end
+        place = start
+        is_code = _CODE_START.match(text, start, end)
+        for line in () if is_code else _LINE_ALONE.finditer(text, start, end):
+            yield from _without_marks(text, place, line.start())
+            if line["row"] or _SENTENCE_END.search(line["title"]):
+                yield from _without_marks(text, *line.span("row" if line["row"] else "title"))
+            place = line.end()
+        yield from _without_marks(text, place, end)
+
+
+def _without_marks(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the offsets without the white space around them, and what stands before a sentence; none of a mere line."""
+    if marks := _MARKS.match(text, start, end):
+        start = marks.end()
+    stretch = text[start:end].strip()
+    if re.search(r"\w", stretch):
+        start += text[start:end].index(stretch)
+        yield start, start + len(stretch)
 
 
 def extractive_answer(question: str, hits: Hits, sentence: Source) -> Answer:
