@@ -29,6 +29,8 @@ from difflib import get_close_matches
 
 _LONGEST = 300
 _GAP = " ... "
+_MOST_LISTED = 200
+"""Characters of a list of valid names."""
 
 
 class GerundError(Exception):
@@ -187,8 +189,14 @@ def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") 
     "unknown pooling 'max'; valid are: mean, last"
     >>> str(unknown_name("pooling", "lsat", ["mean", "last"]))
     "unknown pooling 'lsat'; valid are: mean, last; did you mean 'last'?"
+    >>> str(unknown_name("word", "x", ["word"] * 100))[-26:]
+    'd, word, word, and 67 more'
     """
+    listed = ", ".join(valid)
+    if len(listed) > _MOST_LISTED:
+        shown = listed[:_MOST_LISTED].rpartition(", ")[0]
+        listed = f"{shown}, and {len(valid) - shown.count(', ') - 1} more"
     by_folded = {valid_name.casefold(): valid_name for valid_name in valid}
     similar = get_close_matches(str(name)[:100].casefold(), by_folded, n=1, cutoff=0.7)
     hint = f"; did you mean {by_folded[similar[0]]!r}?" if similar else ""
-    return ConfigError(f"unknown {kind} {name!r}; valid are: {', '.join(valid)}{hint}")
+    return ConfigError(f"unknown {kind} {name!r}; valid are: {listed}{hint}")

@@ -34,6 +34,26 @@ def test_an_output_that_cannot_be_written_is_one_sentence(command: list[str]) ->
     assert done.returncode == 1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
+def test_an_interruption_is_quiet_while_libraries_are_imported() -> None:
+    program = """
+import builtins, signal
+from gerund.__main__ import run
+
+plain = builtins.__import__
+
+def interrupted(name, *more):
+    if name == "typer":
+        signal.raise_signal(signal.SIGINT)
+    return plain(name, *more)
+
+builtins.__import__ = interrupted
+run()
+"""
+    done = run_python("-c", program, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "gerund", "recipes"], stdout=PIPE, stderr=PIPE, env=ENVIRONMENT
@@ -345,7 +365,10 @@ def test_options_for_settings_are_made_from_their_declarations():
         assert ("spec" in taken) == (name in {*with_model, "convert", "export"}), name
         for param in command.params:
             if param.name in OPTIONS and (name, param.name) not in others:
-                assert param.help == HELP[param.name]
+                declared, _, _ = HELP[param.name].partition(
+                    "; default" if param.param_type_name == "argument" else "\0"
+                )
+                assert param.help.removesuffix(".") == declared.removesuffix(".")
                 assert param.name not in taken or (name, param.name) in {("eval", "sample"), ("tune", "sample")}
 
 

@@ -67,7 +67,8 @@ Work = Annotated[
     Path | None,
     typer.Option("--work", help="Folder for unfinished parts, shared by all machines. [default: next to OUT]"),
 ]
-_Argument = Annotated[str, typer.Argument(metavar="MODEL", help=model_spec.HELP["model"], show_default=False)]
+_ARGUMENT_HELP = f"{model_spec.HELP['model'].partition('; default')[0]}."
+_Argument = Annotated[str, typer.Argument(metavar="MODEL", help=_ARGUMENT_HELP)]
 
 
 @dataclass(frozen=True)

@@ -419,7 +419,10 @@ def _refuse_other_kinds(config: Any, name: str) -> None:
         raise ModelError(f"{name} is an encoder ({architectures[0]}); give a decoder-only language model")
     # These are decoders only where their config says so.
     if kind in _ENCODERS and not config.is_decoder:
-        raise ModelError(f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model")
+        raise ModelError(
+            f"{name} is an encoder ({kind}) and does not generate; give a decoder-only language model. To search by "
+            f"it: gerund index --encoder st:{name}"
+        )
 
 
 def _forget_packing(model: PreTrainedModel) -> None:

@@ -213,7 +213,7 @@ class TestForms:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"regex": "("}, "`regex` is invalid"),
+            ({"regex": "("}, "`regex` is invalid: .*: unclosed group"),
             ({"regex": ""}, "regex is a regular expression"),
             ({"schema": {"type": "nonsense"}}, "`schema` is invalid"),
             ({"schema": "{"}, "schema is not valid JSON"),

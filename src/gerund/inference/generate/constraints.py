@@ -102,7 +102,11 @@ class ConstraintState:
 
 
 def _reason(kind: str, matcher: Any) -> str:
-    reason = str(matcher.get_error()).splitlines()[0]
+    reason, *more = str(matcher.get_error()).splitlines()
+    # The mistake in a regular expression is marked in the lines below, and named after them.
+    named = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
+    if reason.endswith(":") and named:
+        reason = f"{reason} {named}"
     if _ENDLESS in reason:
         reason = "a part of it is defined only by itself, so no text can match it"
     return f"`{kind}` is invalid: {reason}"
