@@ -36,7 +36,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from gerund.errors import ConfigError, GerundError, InputError, MissingDependencyError, ResourceError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import ConfigError, GerundError, InputError, MissingDependencyError, ResourceError
 from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
@@ -120,8 +121,7 @@ def make_engine(
     >>> make_engine(workers=2).workers
     2
     """
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
+    one_of("engine", name, ENGINES)
     if name == "ray":
         return RayEngine(workers, address)
     if address is not None:
