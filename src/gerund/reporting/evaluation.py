@@ -184,7 +184,7 @@ def _map_of(task: Task, data: LabelledTexts, models: Sequence[Encoder], config: 
         task.title,
         "The same texts as each system embeds them, by t-SNE: what is near on the map is near in the encoder's "
         "eyes; colours are classes. Distances between far groups mean little.",
-        f"Maps of the texts of {task.title} by class, one for each of {_names(models)}.",
+        f"Maps of the texts of {task.title} by class, one for each of {', '.join(vectors)}.",
         picture(figure),
         "Where the classes lie",
     )
@@ -212,10 +212,6 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
         picture(figure),
         "How alike pairs are",
     )
-
-
-def _names(models: Sequence[Encoder]) -> str:
-    return ", ".join(system.label for system in models)
 
 
 def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
@@ -437,22 +433,6 @@ _DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class _SummaryLine:
-    title: str
-    detail: str
-    mean: Mean
-
-
-@dataclass(frozen=True)
-class _TaskFacts:
-    name: str
-    size: str
-    runs: str
-    options: str
-    files: str
-
-
 def write_page(
     folder: Path,
     comparison: Comparison,
@@ -495,17 +475,17 @@ def _subtitle(comparison: Comparison) -> str:
     return f"{counts}, measured on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
 
 
-def _summary(comparison: Comparison) -> list[_SummaryLine]:
+def _summary(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one line a side where its tasks have a mean, otherwise one a kind."""
     lines = []
     for section in comparison.sections:
         if section.mean is not None:
             only = section.groups[0] if len(section.groups) == 1 else None
             detail = section.mean.label if only is None else f"{only.kind}: {_group_detail(only, section.mean)}"
-            lines.append(_SummaryLine(section.side.capitalize(), detail, section.mean))
+            lines.append({"title": section.side.capitalize(), "detail": detail, "mean": section.mean})
             continue
         lines += [
-            _SummaryLine(group.kind.capitalize(), _group_detail(group, group.mean), group.mean)
+            {"title": group.kind.capitalize(), "detail": _group_detail(group, group.mean), "mean": group.mean}
             for group in section.groups
             if group.mean is not None
         ]
@@ -579,18 +559,19 @@ def _shown(value: Any) -> str:
     return str(value) if value != "" else "none"
 
 
-def _tasks(comparison: Comparison, files: Mapping[str, Sequence[str]]) -> list[_TaskFacts]:
+def _tasks(comparison: Comparison, files: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     facts = []
     for row in comparison.rows:
         results = [cell.result for cell in row.present]
+        sizes = (result.score.size for result in results if result.score.size is not None)
         facts.append(
-            _TaskFacts(
-                row.task,
-                _distinct(result.score.size for result in results if result.score.size is not None) or "–",
-                _distinct(result.score.runs for result in results),
-                _distinct(_options(result.options) for result in results),
-                ", ".join(files.get(row.task, ())) or "–",
-            )
+            {
+                "name": row.task,
+                "size": _distinct(sizes) or "–",
+                "runs": _distinct(result.score.runs for result in results),
+                "options": _distinct(_options(result.options) for result in results),
+                "files": ", ".join(files.get(row.task, ())) or "–",
+            }
         )
     return facts
 

@@ -35,17 +35,8 @@ class Picture:
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     @property
-    def css_width(self) -> int:
-        """Width in a page's pixels."""
-        return self._size[0]
-
-    @property
-    def css_height(self) -> int:
-        """Height in a page's pixels."""
-        return self._size[1]
-
-    @property
-    def _size(self) -> tuple[int, int]:
+    def css_size(self) -> tuple[int, int]:
+        """Width and height in a page's pixels."""
         # Every PNG file begins with its signature and the header chunk, which begins with width and height.
         width, height = struct.unpack(">II", self.png[16:24])
         return round(width * _SCALE), round(height * _SCALE)
