@@ -425,11 +425,8 @@ class _Finder:
         for row in np.flatnonzero(heavy).tolist():
             start, end = np.array(heaviest_span(self.texts, int(first[row]), int(second[row])))
             _keep(spans, rows[row], start, end, self.texts.weight)
-        light = ~heavy[pair]
-        pair, mine, other, seeds = pair[light], mine[light], other[light], seeds[light]
-        best: list[np.ndarray] = []
-        for part in slices(seeds, CHUNK // 4):
-            best.append(self._heads(pair[part], mine[part], other[part], seeds[part], first, second))
+        light = np.stack([pair, mine, other, seeds])[:, ~heavy[pair]]
+        best = [self._heads(light[:, part], first, second) for part in slices(light[3], CHUNK // 4)]
         heads = np.concatenate(best, axis=1) if best else np.empty((3, 0), dtype=np.int64)
         pair, start, end = heads[:, _best_of_each(heads, self.texts.weight)]
         _keep(spans, rows[pair], start, end, self.texts.weight)
@@ -448,17 +445,13 @@ class _Finder:
         turned = swapped[pair]
         return pair, np.where(turned, other, mine), np.where(turned, mine, other)
 
-    def _heads(
-        self,
-        pair: np.ndarray,
-        mine: np.ndarray,
-        other: np.ndarray,
-        seeds: np.ndarray,
-        first: np.ndarray,
-        second: np.ndarray,
-    ) -> np.ndarray:
-        """Return pair, start and end of the common substrings that nothing can be put before, ``(3, h)``."""
+    def _heads(self, common: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return pair, start and end of the common substrings that nothing can be put before, ``(3, h)``.
+
+        ``common`` has pairs, the meetings of both sentences, and their numbers of seeds.
+        """
         texts, meetings = self.texts, self.meetings
+        pair, mine, other, seeds = common
         row = np.repeat(np.arange(len(seeds)), seeds)
         step = ranges(np.zeros(len(seeds), dtype=np.int64), seeds)
         width = meetings.count[other][row]
