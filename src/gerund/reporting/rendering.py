@@ -13,6 +13,7 @@ from typing import Any
 
 from gerund.errors import GerundError, MissingDependencyError
 from gerund.jobs.files import write_atomic
+from gerund.reporting.plots.style import require_matplotlib
 from gerund.version import __version__
 
 # Pictures are drawn at 150 dots an inch; a page has 96.
@@ -66,8 +67,6 @@ def drawn(wanted: Iterable[Wanted]) -> Gallery:
 
     For the rest there is a sentence that says why not: what was measured in hours must not be lost to a picture.
     """
-    from gerund.reporting.plots.style import require_matplotlib
-
     try:
         require_matplotlib()
     except MissingDependencyError as error:

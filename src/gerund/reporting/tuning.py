@@ -13,6 +13,7 @@ from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.saved_settings import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
+from gerund.reporting.plots import scores, style
 from gerund.reporting.rendering import Picture, Wanted, bare_name, drawn, versions, write_html
 from gerund.settings.encoder import CONFIG_FILE
 from gerund.settings.model_spec import EncoderSpec
@@ -225,10 +226,7 @@ def _wanted(done: Tuned, tasks: Sequence[Task]) -> Iterator[Wanted]:
 
 
 def _curves(curves: dict[str, list[tuple[int, float]]], title: str, baseline: float, percent: bool) -> Picture:
-    from gerund.reporting.plots.scores import k_curves
-    from gerund.reporting.plots.style import picture
-
-    figure = k_curves(curves, title=title, ylabel="score", baseline=baseline, percent=percent)
+    figure = scores.k_curves(curves, title=title, ylabel="score", baseline=baseline, percent=percent)
     best = {name: max(points, key=lambda point: point[1]) for name, points in curves.items()}
     return Picture(
         title,
@@ -237,6 +235,6 @@ def _curves(curves: dict[str, list[tuple[int, float]]], title: str, baseline: fl
         "Curves of "
         + "; ".join(f"{name}, best {points[1]:.4f} at k={points[0]}" for name, points in best.items())
         + f". Causal {baseline:.4f}.",
-        picture(figure),
+        style.picture(figure),
         "Curves",
     )

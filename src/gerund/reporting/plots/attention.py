@@ -105,10 +105,7 @@ def _columns(before: Sequence[AttentionMap], after: Sequence[AttentionMap], show
     columns: list[list[_Panel]] = []
     for layer in shown:
         runs = {item.run: item for item in after if item.layer == layer}
-        column: list[_Panel] = [
-            (f"layer {layer}", before[layer]),
-            (_wrapped(runs[0].view), runs[0]),
-        ]
+        column: list[_Panel] = [(f"layer {layer}", before[layer]), (_wrapped(runs[0].view), runs[0])]
         if any_second:
             second = runs.get(1)
             column.append((_wrapped(second.view) if second else "", second))
