@@ -316,13 +316,7 @@ class Texts:
     """
 
     def __init__(
-        self,
-        caches: list[TokenCache],
-        weights: list[float],
-        *,
-        length: int,
-        seed: int,
-        min_tokens: int = 8,
+        self, caches: list[TokenCache], weights: list[float], *, length: int, seed: int, min_tokens: int = 8
     ) -> None:
         if not 1 <= min_tokens <= length:
             raise ConfigError(

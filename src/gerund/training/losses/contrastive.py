@@ -243,7 +243,7 @@ def cached_loss(
     >>> weight.grad.item()
     40.0
     """
-    push = backward or _plainly
+    push = backward or (lambda scalar, _is_last_chunk: scalar.backward())
     if not torch.is_grad_enabled():
         return compare(torch.cat([embed(chunk) for chunk in chunks]))
     if len(chunks) == 1:
@@ -275,11 +275,6 @@ def cached_loss(
         push(scalar, last)
         del scalar  # its graph, before the next one is built
     return loss.detach()
-
-
-def _plainly(scalar: Tensor, is_last_chunk: bool) -> None:
-    del is_last_chunk
-    scalar.backward()
 
 
 @dataclass(frozen=True)
