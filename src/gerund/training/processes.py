@@ -110,11 +110,6 @@ def process_index() -> int:
     return distributed.get_rank() if process_count() > 1 else 0
 
 
-def planned_processes() -> int:
-    """Return how many processes a launcher has started, before they have met."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def wait() -> None:
     """Wait until all processes are here."""
     if process_count() > 1:
@@ -250,7 +245,8 @@ def check_machine(recipe: Recipe, processes: int | None = None) -> None:
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
-    processes = planned_processes() if processes is None else processes
+    if processes is None:
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # as many as a launcher has started; they have not met yet
     for objective in recipe.objectives:
         objective.check_processes(processes)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
