@@ -39,15 +39,15 @@ def process_count() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
+def gather_rows(rows_BD: Tensor, gather: bool = True) -> tuple[Tensor, int]:
     """Return the rows of all processes in the order of their ranks, with gradient, and where the own ones begin.
 
-    The backward pass communicates as well: all processes have to run it.
+    The backward pass communicates as well: all processes have to run it. Without ``gather`` the rows are the own ones.
 
     Every process must bring as many rows of one width; DataError in all of them otherwise. Returns ``(K, D)`` and the
     index of the first own row.
     """
-    if process_count() == 1:
+    if not gather or process_count() == 1:
         return rows_BD, 0
     _check_equal_shapes(rows_BD)
     all_KD: Tensor = _GatherWithGradient.apply(rows_BD)
@@ -55,9 +55,9 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
 
 
 @torch.no_grad()
-def gather_numbers(numbers_B: Tensor) -> Tensor:
+def gather_numbers(numbers_B: Tensor, gather: bool = True) -> Tensor:
     """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient."""
-    if process_count() == 1:
+    if not gather or process_count() == 1:
         return numbers_B
     _check_equal_shapes(numbers_B)
     return _gathered(numbers_B)

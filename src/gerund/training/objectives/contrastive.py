@@ -324,9 +324,8 @@ class CosentLosses(PairLosses):
         first_BD, second_BD = vectors_ND.float().chunk(2)
         cosines_B, scores_B = functional.cosine_similarity(first_BD, second_BD), batch["query"]["score"]
         pairs = len(cosines_B)
-        if gather:
-            # Every process has the loss of all pairs, of which its own rows take their part of the gradient.
-            cosines_B, scores_B = gather_rows(cosines_B[:, None])[0][:, 0], gather_numbers(scores_B)
+        # Every process has the loss of all pairs, of which its own rows take their part of the gradient.
+        cosines_B, scores_B = gather_rows(cosines_B[:, None], gather)[0][:, 0], gather_numbers(scores_B, gather)
         loss = cosent(cosines_B, scores_B, temperature=self.temperature)
         return loss, pairs * ordered(cosines_B, scores_B).item()
 
