@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
+from gerund.checks import one_of
 from gerund.data.files import COMPRESSED, as_utf8, checked_text, decode, field_of, json_row, opened
 from gerund.data.tables import column_at, column_values, parquet_file
-from gerund.errors import ConfigError, DataError, unknown_name
+from gerund.errors import ConfigError, DataError
 
 FORMATS = (
     ".jsonl", ".jsonl.xz", ".jsonl.gz", ".parquet",
@@ -319,8 +320,5 @@ def clean_text(text: str, style: str) -> str:
     >>> clean_text("A ROYAL TERN (_Thalasseus maximus_) is a bird.\n\n  ---- ----\n  Size   49 cm", "pandoc")
     'A Royal Tern (Thalasseus maximus) is a bird.'
     """
-    try:
-        clean = CLEANERS[style]
-    except KeyError:
-        raise unknown_name("text cleaning", style, list(CLEANERS)) from None
-    return clean(text)
+    one_of("text cleaning", style, list(CLEANERS))
+    return CLEANERS[style](text)

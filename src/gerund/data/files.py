@@ -1,4 +1,4 @@
-"""Open plain or compressed files, decode text, and parse JSON rows, with errors that name the line."""
+"""Open plain or compressed files, decode text, and parse and batch rows, with errors that name the line."""
 
 import gzip
 import json
@@ -6,13 +6,15 @@ import lzma
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gerund.checks import open_input
 from gerund.errors import DataError
+
+Item = TypeVar("Item")
 
 COMPRESSED = (".gz", ".xz")
 _MOST_ZEROS = 0.4
@@ -118,3 +120,23 @@ def filled_text(value: object, where: str, column: str) -> str:
     if not text.strip():
         raise DataError(f"{where}: {column!r} is empty")
     return text
+
+
+def batched_by_size(
+    items: Iterable[Item], size_of: Callable[[Item], int], enough: int, most: int | None = None
+) -> Iterator[list[Item]]:
+    """Yield items in batches, each up to the item with which it reaches a size, or a number of items.
+
+    >>> list(batched_by_size(["a", "bcd", "e", "f"], len, 4))
+    [['a', 'bcd'], ['e', 'f']]
+    """
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        if size >= enough or len(batch) == most:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

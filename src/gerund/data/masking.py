@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from gerund.errors import ConfigError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import ConfigError
 
 SpanLengths = Literal["hump", "geometric", "t5"]
 
@@ -193,8 +194,7 @@ def sample_corrupted_spans(
     """
     if not 0 < rate < 1:
         raise ConfigError(f"the masking rate must be between 0 and 1, got {rate}")
-    if lengths not in _SAMPLERS:
-        raise unknown_name("span lengths", lengths, list(_SAMPLERS))
+    one_of("span lengths", lengths, list(_SAMPLERS))
     if tokens < 2:
         return []
     hidden = min(max(1, round(rate * tokens)), tokens - 1)

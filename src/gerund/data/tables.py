@@ -17,8 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from gerund.checks import one_of
 from gerund.data.files import COMPRESSED, checked_text, decode, json_row, not_utf8, opened, shown_path
-from gerund.errors import ConfigError, DataError, InputError, TextError, unknown_name
+from gerund.errors import ConfigError, DataError, InputError, TextError
 
 FORMATS = ("txt", "jsonl", "csv", "tsv", "parquet")
 DEFAULT_COLUMN = "text"
@@ -513,8 +514,8 @@ def open_table(
     The source is a file whose ending gives the format (``.gz`` or ``.xz`` may follow), a folder of such files if
     ``folders`` is set, or ``-`` for standard input (default: txt). For the columns see ``Table``.
     """
-    if format is not None and format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
+    if format is not None:
+        one_of("format", format, FORMATS)
     if str(source) == STDIN:
         path, name, format = None, "standard input", format or "txt"
     else:

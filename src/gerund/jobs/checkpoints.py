@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from gerund.errors import DataError, InputError, ResourceError
-from gerund.jobs.files import acquire_lock, flush_names, release_lock, require_regular_file, write_atomic
+from gerund.jobs.files import acquire_lock, explained, flush_names, release_lock, require_regular_file, write_atomic
 
 MAKING = "making"
 PLACING = "placing"
@@ -185,7 +185,7 @@ class RowStore:
         self.places.update({key: start + row for row, key in enumerate(keys)})
 
     def _append(self, folder: Path, keys: Sequence[bytes], vectors: np.ndarray) -> None:
-        try:
+        with explained(f"cannot store vectors in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "width").is_file():
                 write_atomic(folder / "width", str(self.width))
@@ -200,8 +200,6 @@ class RowStore:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-        except OSError as error:
-            raise ResourceError(f"cannot store vectors in {folder}: {error.strerror or error}") from error
 
     def _open(self, folder: Path) -> None:
         """Read the keys, and cut off what a killed process left unfinished."""
@@ -413,10 +411,8 @@ class WorkingFolder:
     def put(self, files: Sequence[Path]) -> None:
         """Move joined files into place, one after the other."""
         for file in files:
-            try:
+            with explained(f"cannot write {file}"):
                 self.joined(file.name).replace(file)
-            except OSError as error:
-                raise ResourceError(f"cannot write {file}: {error.strerror or error}") from error
         flush_names(files[-1].parent)
 
     def spool(self, endings: str) -> Path:
@@ -448,11 +444,10 @@ def working_folder(output: Path, ending: str = ".arrow") -> Iterator[WorkingFold
     Raises ``InputError`` if another process writes the same output, or if the folder's name is a symbolic link.
     """
     path = output.with_name(f"{output.name}.parts")
-    try:
+    failure = f"cannot write {output}: {path}"
+    with explained(failure):
         require_regular_file(path)
         lock = acquire_lock(path, output)
-    except OSError as error:
-        raise _unwritable(output, path, error) from error
     try:
         folder = WorkingFolder(path, ending)
         try:
@@ -463,17 +458,13 @@ def working_folder(output: Path, ending: str = ".arrow") -> Iterator[WorkingFold
     except OSError as error:
         # Others, such as those of an input or a connection, are no fault of the output.
         if error.errno in _OF_THE_DISK or str(error.filename).startswith(str(path)):
-            raise _unwritable(output, path, error) from error
+            raise ResourceError(f"{failure}: {error.strerror or error}") from error
         raise
     finally:
         release_lock(lock)
         # Not empty: parts to resume from, files that a user stores there, or another process has just begun.
         with suppress(OSError):
             path.rmdir()
-
-
-def _unwritable(output: Path, path: Path, error: OSError) -> ResourceError:
-    return ResourceError(f"cannot write {output}: {path}: {error.strerror or error}")
 
 
 @contextmanager

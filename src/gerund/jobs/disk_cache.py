@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gerund.checks import place
 from gerund.errors import ConfigError, GerundError, InputError, OutputExistsError, ResourceError
-from gerund.jobs.files import atomic_folder, write_atomic
+from gerund.jobs.files import atomic_folder, explained, write_atomic
 
 MOST_BYTES = 2 * 10**9
 """Default size of a cache."""
@@ -72,12 +72,10 @@ class DiskCache:
 
         An entry larger than the cache is not kept.
         """
-        try:
+        with explained(f"the cache {self.folder} cannot be written"):
             if not self.folder.is_dir():
                 self.folder.parent.mkdir(parents=True, exist_ok=True)
                 self.folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise ResourceError(f"the cache {self.folder} cannot be written: {error.strerror or error}") from error
         try:
             with atomic_folder(self._path(key), overwrite=True) as work:
                 write(work)

@@ -36,7 +36,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from gerund.errors import ConfigError, GerundError, InputError, MissingDependencyError, ResourceError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import ConfigError, GerundError, InputError, MissingDependencyError, ResourceError
 from gerund.jobs.files import write_atomic
 from gerund.version import __version__
 
@@ -120,8 +121,7 @@ def make_engine(
     >>> make_engine(workers=2).workers
     2
     """
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
+    one_of("engine", name, ENGINES)
     if name == "ray":
         return RayEngine(workers, address)
     if address is not None:
@@ -463,7 +463,7 @@ class RayEngine:
         needs = work if isinstance(work, StatefulWork) else StatefulWork[Shard, Facts](lambda: work)
         fit = self._available("GPU") if needs.gpus else self._available("CPU") // needs.threads
         with shared_folder_check(folder) as check:
-            pool = _RayWorkers(self._ray, max(self._wanted or fit, 1), needs, work, check)
+            pool = _RayWorkers(self._ray, max(self._wanted or fit, 1), needs, check)
             try:
                 yield pool
             except self._ray.exceptions.RayTaskError:
@@ -511,18 +511,11 @@ class _Actor:
 
 
 class _RayWorkers(Generic[Shard, Facts]):
-    def __init__(
-        self,
-        ray: Any,
-        workers: int,
-        needs: StatefulWork[Shard, Facts],
-        work: Work[Shard, Facts],
-        check: SharedFolderCheck,
-    ) -> None:
+    def __init__(self, ray: Any, workers: int, work: StatefulWork[Shard, Facts], check: SharedFolderCheck) -> None:
         self.ray, self.workers = ray, workers
         self.arguments = (work, check)
         # Restarts and retries are done here. Ray sets OMP_NUM_THREADS to the number of cores.
-        options = {"num_cpus": needs.threads, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
+        options = {"num_cpus": work.threads, "num_gpus": work.gpus, "max_restarts": 0, "max_task_retries": 0}
         self.actor_class = ray.remote(_Worker).options(**options)
         self.actors: list[_Actor] = []
         # Pending calls: a shard with the number of earlier attempts, or None for `begin`.

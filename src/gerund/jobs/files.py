@@ -118,12 +118,19 @@ def require_new_folder(target: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(f"{target} exists already and is not a folder")
 
 
+@contextmanager
+def explained(failure: str) -> Iterator[None]:
+    """Raise ``ResourceError`` for an error of the system: what failed, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"{failure}: {error.strerror or error}") from error
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents where they are missing."""
-    try:
+    with explained(f"cannot make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"cannot make the folder {folder}: {error.strerror or error}") from error
 
 
 def flush_names(folder: Path) -> None:
@@ -149,11 +156,9 @@ def lock_folder(folder: Path, what: Path | str | None = None) -> Iterator[None]:
     the output in messages (default: the folder). Raises ``InputError`` if another process holds the lock, and names it.
     """
     what = folder if what is None else what
-    try:
+    with explained(f"cannot write {what}"):
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
         lock = acquire_lock(folder, what)
-    except OSError as error:
-        raise ResourceError(f"cannot write {what}: {error.strerror or error}") from error
     try:
         yield
     finally:
@@ -236,14 +241,12 @@ def atomic_folder(target: str | Path, *, overwrite: bool = False) -> Iterator[Pa
     """
     require_new_folder(checks.place("the folder to write", target), overwrite=overwrite)
     path = Path(os.path.realpath(target))  # a link stays a link, and its target is replaced
-    try:
+    with explained(f"cannot write next to {target}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned_parts(path)
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         # A process that looks for abandoned folders may hold the lock for a moment.
         lock = acquire_lock(part, target, wait=10)
-    except OSError as error:
-        raise ResourceError(f"cannot write next to {target}: {error.strerror or error}") from error
     work = part / "folder"
     try:
         work.mkdir()

@@ -181,13 +181,13 @@ def compare(results: Sequence[Result]) -> Comparison:
         by_side.setdefault(result.side, {}).setdefault(result.kind, {}).setdefault(result.task, []).append(result)
     sections = []
     for side in SIDES:
-        groups = [
-            _group(kind, [_row(results, columns, notes) for results in tasks.values()], columns)
-            for kind, tasks in by_side.get(side, {}).items()
-        ]
+        groups = []
+        for kind, tasks in by_side.get(side, {}).items():
+            rows = tuple(_row(results, columns, notes) for results in tasks.values())
+            groups.append(Group(kind, rows, _mean(rows, columns)))
         if groups:
-            rows = [row for group in groups for row in group.rows]
-            sections.append(Section(side, tuple(groups), _mean(rows, columns)))
+            all_rows = [row for group in groups for row in group.rows]
+            sections.append(Section(side, tuple(groups), _mean(all_rows, columns)))
     return Comparison(columns, tuple(sections), tuple(notes.numbers), notes.remarks)
 
 
@@ -295,9 +295,8 @@ def _otherwise(result: Result, comparable: bool) -> list[str]:
 
 def _common(sentences: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the sentences that are in all lists, in the order of the first."""
-    if not sentences:
-        return ()
-    return tuple(text for text in dict.fromkeys(sentences[0]) if all(text in others for others in sentences))
+    first = sentences[0] if sentences else ()
+    return tuple(text for text in dict.fromkeys(first) if all(text in others for others in sentences))
 
 
 def _best(numbers: Sequence[str], higher_is_better: bool) -> set[str]:
@@ -305,10 +304,6 @@ def _best(numbers: Sequence[str], higher_is_better: bool) -> set[str]:
     if len(set(numbers)) < 2:
         return set()
     return {max(numbers, key=float) if higher_is_better else min(numbers, key=float)}
-
-
-def _group(kind: str, rows: list[Row], columns: Sequence[Column]) -> Group:
-    return Group(kind, tuple(rows), _mean(rows, columns))
 
 
 def _mean(rows: Sequence[Row], columns: Sequence[Column]) -> Mean | None:
@@ -390,7 +385,7 @@ class Lead:
         """
         low, high = (shown(bound, self.unit) for bound in (self.difference.interval.low, self.difference.interval.high))
         chance = f"p = {self.p:.3f}" if self.p >= 0.001 else "p < 0.001"
-        return f"{self.difference.value * _factor(self.unit):+.2f} ({low} to {high}), {chance}"
+        return f"{self.difference.value * UNITS[self.unit][0]:+.2f} ({low} to {high}), {chance}"
 
 
 @dataclass(frozen=True)
@@ -496,10 +491,6 @@ def _lead(best: Result, other: Result) -> Lead | None:
     first, second = best.score.examples, other.score.examples
     gap = None if first is None or second is None else difference_of(first, second)
     return None if gap is None else Lead(best.task, best.unit, best.system, other.system, gap, gap.p)
-
-
-def _factor(unit: str) -> float:
-    return 100.0 if unit in PERCENTS else 1.0
 
 
 def _rounded(interval: Interval) -> list[float]:

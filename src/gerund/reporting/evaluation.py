@@ -18,6 +18,7 @@ from gerund.evaluation.systems.language_model import LanguageModelSystem
 from gerund.evaluation.systems.search import BM25
 from gerund.evaluation.systems.selection import label_of
 from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
 from gerund.jobs.files import write_atomic
 from gerund.models.vectors import compared_in_pairs
 from gerund.progress import counted
@@ -38,7 +39,8 @@ from gerund.reporting.comparison import (
     significance_of,
     telling_examples,
 )
-from gerund.reporting.plots.scores import ScorePanel
+from gerund.reporting.plots import attention, embeddings, scores, style
+from gerund.reporting.plots.scores import ScorePanel, TradePoint
 from gerund.reporting.rendering import Gallery, Picture, Wanted, bare_name, drawn, shareable, versions, write_html
 from gerund.version import __version__
 
@@ -96,48 +98,42 @@ def _trade(comparison: Comparison) -> Iterator[Wanted]:
 
 
 def _trade_of(placed: Sequence[tuple[Column, float, float]], reads: str, writes: str) -> Picture:
-    from gerund.reporting.plots.scores import TradePoint, trade_off
-    from gerund.reporting.plots.style import picture
-
     points = [
         TradePoint(column.label, read, write, bare_name(str(column.description["model"])))
         for column, read, write in placed
     ]
-    figure = trade_off(points, title="Both sides of the trade", ylabel=f"representation, {reads}")
+    figure = scores.trade_off(points, title="Both sides of the trade", ylabel=f"representation, {reads}")
     return Picture(
         "Both sides of the trade",
         f"Upwards: representation, {reads}. To the left: generation, bits per byte, {writes}. Plans of one model "
         "generate the same text and are above each other.",
         "Scatter of representation against bits per byte: "
         + "; ".join(f"{column.label} {100 * read:.2f} and {write:.3f}" for column, read, write in placed),
-        picture(figure),
+        style.picture(figure),
         SUMMARY,
     )
 
 
 def _bars_of(section: Section, comparison: Comparison) -> Picture:
-    from gerund.reporting.plots.scores import score_bars
-    from gerund.reporting.plots.style import picture
-
     panels = [_panel(group.kind, row, comparison) for group in section.groups for row in group.rows]
     return Picture(
         section.side.capitalize(),
         "One panel a task, each on a scale of its own; one bar a system, whiskers one standard deviation over runs.",
         f"Bars of every score of the side {section.side}; the same numbers stand in the table.",
-        picture(score_bars(panels, title=section.side.capitalize())),
+        style.picture(scores.score_bars(panels, title=section.side.capitalize())),
         "Scores task by task",
     )
 
 
 def _panel(kind: str, row: Row, comparison: Comparison) -> ScorePanel:
-    scores = {
+    by_system = {
         column.label: (cell.value, cell.result.score.spread)
         for column, cell in zip(comparison.columns, row.cells, strict=True)
         if cell is not None
     }
     return ScorePanel(
         f"{row.title}, {kind}",
-        scores,
+        by_system,
         percent=row.unit in PERCENTS,
         higher_is_better=row.higher_is_better,
         marks_best=row.comparable,
@@ -174,33 +170,29 @@ def _with_data(
 
 
 def _map_of(task: Task, data: LabelledTexts, models: Sequence[Encoder], config: EvaluationConfig) -> Picture:
-    from gerund.reporting.plots.embeddings import embedding_maps
-    from gerund.reporting.plots.style import picture
-
     prompt = task.prompt(config)
     vectors = {system.label: system.encode(data.texts, prompt=prompt, show=config.show_progress) for system in models}
-    figure = embedding_maps(vectors, data.labels, title=task.title, seed=config.seed, most_points=_MOST_POINTS)
+    figure = embeddings.embedding_maps(
+        vectors, data.labels, title=task.title, seed=config.seed, most_points=_MOST_POINTS
+    )
     return Picture(
         task.title,
         "The same texts as each system embeds them, by t-SNE: what is near on the map is near in the encoder's "
         "eyes; colours are classes. Distances between far groups mean little.",
-        f"Maps of the texts of {task.title} by class, one for each of {_names(models)}.",
-        picture(figure),
+        f"Maps of the texts of {task.title} by class, one for each of {', '.join(vectors)}.",
+        style.picture(figure),
         "Where the classes lie",
     )
 
 
 def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], config: EvaluationConfig) -> Picture:
-    from gerund.reporting.plots.embeddings import separation, similarity_histograms
-    from gerund.reporting.plots.style import picture
-
     prompt, show = task.prompt(config), config.show_progress
     cosines = {}
     for system in models:
         left_ND, right_ND = (system.encode(side, prompt=prompt, show=show) for side in (data.left, data.right))
         cosines[system.label] = compared_in_pairs(left_ND, right_ND, "cosine")
-    figure = similarity_histograms(cosines, data.ratings, title=task.title)
-    separations = {name: separation(values, data.ratings) for name, values in cosines.items()}
+    figure = embeddings.similarity_histograms(cosines, data.ratings, title=task.title)
+    separations = {name: embeddings.separation(values, data.ratings) for name, values in cosines.items()}
     effects = ", ".join(
         f"{name} {separation.effect:.1f} standard deviations apart" for name, separation in separations.items()
     )
@@ -209,13 +201,9 @@ def _histogram_of(task: Task, data: RatedPairs, models: Sequence[Encoder], confi
         "Cosines of pairs by how alike people found them. An encoder of use sets the colours apart; where all pairs "
         "are near 1, everything looks alike to it.",
         f"Histograms of cosines of {task.title}; lowest and highest rated pairs: {effects}.",
-        picture(figure),
+        style.picture(figure),
         "How alike pairs are",
     )
-
-
-def _names(models: Sequence[Encoder]) -> str:
-    return ", ".join(system.label for system in models)
 
 
 def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
@@ -229,12 +217,10 @@ def _attention(models: Sequence[LanguageModelSystem]) -> Iterator[Wanted]:
 
 
 def _attention_of(system: LanguageModelSystem, name: str) -> Picture:
-    from gerund.inference.inspection import EXAMPLE_TEXTS, inspect_attention, sink_fraction
-    from gerund.reporting.plots.attention import attention_figure
-    from gerund.reporting.plots.style import picture
-
     maps = inspect_attention(system.lm.runtime, EXAMPLE_TEXTS)
-    figure = attention_figure(maps.before, maps.after, title=f"{name}, {system.lm.n_layers} layers", even=maps.even)
+    figure = attention.attention_figure(
+        maps.before, maps.after, title=f"{name}, {system.lm.n_layers} layers", even=maps.even
+    )
     single = [item for item in maps.after if item.run == 0]
     before, after = fmean(sink_fraction(maps.before)), fmean(sink_fraction(single))
     return Picture(
@@ -242,7 +228,7 @@ def _attention_of(system: LanguageModelSystem, name: str) -> Picture:
         f"Mean attention over {len(maps.ids)} English sentences and all heads, before and after the conversion. "
         f"The first token takes {before:.0%} of the attention before and {after:.0%} after, on average over layers.",
         f"Attention maps of {system.label}, layer by layer, before and after, and the fraction of the first token.",
-        picture(figure),
+        style.picture(figure),
         "Attention before and after",
     )
 
@@ -437,22 +423,6 @@ _DESCRIPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class _SummaryLine:
-    title: str
-    detail: str
-    mean: Mean
-
-
-@dataclass(frozen=True)
-class _TaskFacts:
-    name: str
-    size: str
-    runs: str
-    options: str
-    files: str
-
-
 def write_page(
     folder: Path,
     comparison: Comparison,
@@ -495,17 +465,17 @@ def _subtitle(comparison: Comparison) -> str:
     return f"{counts}, measured on {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
 
 
-def _summary(comparison: Comparison) -> list[_SummaryLine]:
+def _summary(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one line a side where its tasks have a mean, otherwise one a kind."""
     lines = []
     for section in comparison.sections:
         if section.mean is not None:
             only = section.groups[0] if len(section.groups) == 1 else None
             detail = section.mean.label if only is None else f"{only.kind}: {_group_detail(only, section.mean)}"
-            lines.append(_SummaryLine(section.side.capitalize(), detail, section.mean))
+            lines.append({"title": section.side.capitalize(), "detail": detail, "mean": section.mean})
             continue
         lines += [
-            _SummaryLine(group.kind.capitalize(), _group_detail(group, group.mean), group.mean)
+            {"title": group.kind.capitalize(), "detail": _group_detail(group, group.mean), "mean": group.mean}
             for group in section.groups
             if group.mean is not None
         ]
@@ -579,18 +549,19 @@ def _shown(value: Any) -> str:
     return str(value) if value != "" else "none"
 
 
-def _tasks(comparison: Comparison, files: Mapping[str, Sequence[str]]) -> list[_TaskFacts]:
+def _tasks(comparison: Comparison, files: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
     facts = []
     for row in comparison.rows:
         results = [cell.result for cell in row.present]
+        sizes = (result.score.size for result in results if result.score.size is not None)
         facts.append(
-            _TaskFacts(
-                row.task,
-                _distinct(result.score.size for result in results if result.score.size is not None) or "–",
-                _distinct(result.score.runs for result in results),
-                _distinct(_options(result.options) for result in results),
-                ", ".join(files.get(row.task, ())) or "–",
-            )
+            {
+                "name": row.task,
+                "size": _distinct(sizes) or "–",
+                "runs": _distinct(result.score.runs for result in results),
+                "options": _distinct(_options(result.options) for result in results),
+                "files": ", ".join(files.get(row.task, ())) or "–",
+            }
         )
     return facts
 

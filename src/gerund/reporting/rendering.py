@@ -13,6 +13,7 @@ from typing import Any
 
 from gerund.errors import GerundError, MissingDependencyError
 from gerund.jobs.files import write_atomic
+from gerund.reporting.plots.style import require_matplotlib
 from gerund.version import __version__
 
 # Pictures are drawn at 150 dots an inch; a page has 96.
@@ -35,17 +36,8 @@ class Picture:
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     @property
-    def css_width(self) -> int:
-        """Width in a page's pixels."""
-        return self._size[0]
-
-    @property
-    def css_height(self) -> int:
-        """Height in a page's pixels."""
-        return self._size[1]
-
-    @property
-    def _size(self) -> tuple[int, int]:
+    def css_size(self) -> tuple[int, int]:
+        """Width and height in a page's pixels."""
         # Every PNG file begins with its signature and the header chunk, which begins with width and height.
         width, height = struct.unpack(">II", self.png[16:24])
         return round(width * _SCALE), round(height * _SCALE)
@@ -75,8 +67,6 @@ def drawn(wanted: Iterable[Wanted]) -> Gallery:
 
     For the rest there is a sentence that says why not: what was measured in hours must not be lost to a picture.
     """
-    from gerund.reporting.plots.style import require_matplotlib
-
     try:
         require_matplotlib()
     except MissingDependencyError as error:

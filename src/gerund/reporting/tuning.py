@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,13 @@ from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
 from gerund.models.saved_settings import settings_text
 from gerund.reporting.comparison import PERCENTS, shown, trained_under
+from gerund.reporting.plots import scores, style
 from gerund.reporting.rendering import Picture, Wanted, bare_name, drawn, versions, write_html
 from gerund.settings.encoder import CONFIG_FILE
 from gerund.settings.model_spec import EncoderSpec
 from gerund.version import __version__
 
 FORMAT = 2
-
-
-@dataclass(frozen=True)
-class _Row:
-    label: str
-    chosen: bool
-    numbers: list[tuple[str, float]]
 
 
 def write_tuning(
@@ -60,7 +53,7 @@ def write_tuning(
         cautions=[caution for caution in (_caution(tasks, config), adapter_sentence(lm)) if caution],
         pictures=gallery.pictures,
         missing=gallery.missing,
-        columns=_columns(tasks),
+        columns=[*(["mean"] if len(tasks) > 1 else []), *(task.name for task in tasks)],
         rows=_rows(done, tasks),
         facts_told=_facts(done, lm, tasks, config),
     )
@@ -179,11 +172,7 @@ def adapter_sentence(lm: LanguageModel) -> str:
     )
 
 
-def _columns(tasks: Sequence[Task]) -> list[str]:
-    return [*(["mean"] if len(tasks) > 1 else []), *(task.name for task in tasks)]
-
-
-def _rows(done: Tuned, tasks: Sequence[Task]) -> list[_Row]:
+def _rows(done: Tuned, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Return every trial, the best first."""
     rows = []
     order = {id(trial): (trial is not done.best, -trial.rung, -trial.mean, trial.converted) for trial in done.trials}
@@ -191,7 +180,7 @@ def _rows(done: Tuned, tasks: Sequence[Task]) -> list[_Row]:
         numbers = [(shown(trial.mean, _unit(tasks)), trial.mean)] if len(tasks) > 1 else []
         numbers += [(shown(trial.scores[task.name], task.unit), trial.scores[task.name]) for task in tasks]
         smaller = f" (on {trial.limit} examples)" if trial.rung < done.best.rung else ""
-        rows.append(_Row(f"{trial.label}{smaller}", trial is done.best, numbers))
+        rows.append({"label": f"{trial.label}{smaller}", "chosen": trial is done.best, "numbers": numbers})
     return rows
 
 
@@ -237,10 +226,7 @@ def _wanted(done: Tuned, tasks: Sequence[Task]) -> Iterator[Wanted]:
 
 
 def _curves(curves: dict[str, list[tuple[int, float]]], title: str, baseline: float, percent: bool) -> Picture:
-    from gerund.reporting.plots.scores import k_curves
-    from gerund.reporting.plots.style import picture
-
-    figure = k_curves(curves, title=title, ylabel="score", baseline=baseline, percent=percent)
+    figure = scores.k_curves(curves, title=title, ylabel="score", baseline=baseline, percent=percent)
     best = {name: max(points, key=lambda point: point[1]) for name, points in curves.items()}
     return Picture(
         title,
@@ -249,6 +235,6 @@ def _curves(curves: dict[str, list[tuple[int, float]]], title: str, baseline: fl
         "Curves of "
         + "; ".join(f"{name}, best {points[1]:.4f} at k={points[0]}" for name, points in best.items())
         + f". Causal {baseline:.4f}.",
-        picture(figure),
+        style.picture(figure),
         "Curves",
     )

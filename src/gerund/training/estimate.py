@@ -172,29 +172,26 @@ class Estimate:
 
 
 class RandomTexts:
-    """Random tokens in the place of a corpus, every text as long as it may be."""
+    """Random tokens in the place of ``Sources``, every text as long as it may be."""
 
-    cache = None
+    cache = None  # nothing is written
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
-    def texts(self, config: TextConfig, length: int, seed: int) -> "_RandomRows":
+    def texts(self, _config: TextConfig, length: int, seed: int) -> Any:
         """Return random training texts."""
-        del config
         return _RandomRows(self.vocabulary, length, seed)
 
-    def validation_texts(self, config: TextConfig, length: int, seed: int) -> None:
+    def validation_texts(self, config: TextConfig, length: int, seed: int) -> Any:
         """Return nothing: nothing is validated."""
 
-    def blocks(self, sources: list[str], length: int, seed: int) -> "_RandomRows":
+    def blocks(self, _names: list[str], length: int, seed: int) -> Any:
         """Return random blocks."""
-        del sources
         return _RandomRows(self.vocabulary, length, seed)
 
-    def validation_blocks(self, sources: list[str], length: int, rows: int) -> dict[str, Any]:
+    def validation_blocks(self, _names: list[str], _length: int, _rows: int) -> dict[str, Any]:
         """Return nothing: nothing is validated."""
-        del sources, length, rows
         return {}
 
     def reads(self, name: str, files: list[Path]) -> None:

@@ -39,15 +39,15 @@ def process_count() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
+def gather_rows(rows_BD: Tensor, gather: bool = True) -> tuple[Tensor, int]:
     """Return the rows of all processes in the order of their ranks, with gradient, and where the own ones begin.
 
-    The backward pass communicates as well: all processes have to run it.
+    The backward pass communicates as well: all processes have to run it. Without ``gather`` the rows are the own ones.
 
     Every process must bring as many rows of one width; DataError in all of them otherwise. Returns ``(K, D)`` and the
     index of the first own row.
     """
-    if process_count() == 1:
+    if not gather or process_count() == 1:
         return rows_BD, 0
     _check_equal_shapes(rows_BD)
     all_KD: Tensor = _GatherWithGradient.apply(rows_BD)
@@ -55,9 +55,9 @@ def gather_rows(rows_BD: Tensor) -> tuple[Tensor, int]:
 
 
 @torch.no_grad()
-def gather_numbers(numbers_B: Tensor) -> Tensor:
+def gather_numbers(numbers_B: Tensor, gather: bool = True) -> Tensor:
     """Return the numbers of all processes, such as ids of texts, in the order of ``gather_rows``; no gradient."""
-    if process_count() == 1:
+    if not gather or process_count() == 1:
         return numbers_B
     _check_equal_shapes(numbers_B)
     return _gathered(numbers_B)
@@ -108,11 +108,6 @@ Found = TypeVar("Found")
 def process_index() -> int:
     """Return the rank of this process: 0 is the first, and the only one where there is no group."""
     return distributed.get_rank() if process_count() > 1 else 0
-
-
-def planned_processes() -> int:
-    """Return how many processes a launcher has started, before they have met."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait() -> None:
@@ -250,7 +245,8 @@ def check_machine(recipe: Recipe, processes: int | None = None) -> None:
     compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
     if recipe.compile and not any(name and shutil.which(name) for name in compilers):
         raise ConfigError("compile=true needs a C++ compiler and there is none; install one or set compile=false")
-    processes = planned_processes() if processes is None else processes
+    if processes is None:
+        processes = int(os.environ.get("WORLD_SIZE", "1"))  # as many as a launcher has started; they have not met yet
     for objective in recipe.objectives:
         objective.check_processes(processes)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):

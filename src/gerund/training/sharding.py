@@ -10,7 +10,8 @@ header, so any number of processes reads what any other number has written, and 
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +123,8 @@ def take(module: nn.Module, tensors: dict[str, Tensor], buffers: dict[str, Tenso
 
 def _contents(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers by name, each once; detached, so that they stay when others replace them."""
-    return {name: tensor.detach() for name, tensor in _named(module)}
-
-
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+    named = chain(module.named_parameters(), module.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def _agree(contents: dict[str, Tensor]) -> None:
@@ -164,9 +161,8 @@ def _replace(module: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
                     table[name] = other(tensor)
 
 
-def _without_views(layer: nn.Module, args: Any, output: Any) -> Any:
+def _without_views(_layer: nn.Module, _args: Any, output: Any) -> Any:
     """Return a layer's output without views, as the position bias of a T5: FSDP does not want to see them leave."""
-    del layer, args
     if isinstance(output, tuple):
         return tuple(part.clone() if isinstance(part, Tensor) and part._is_view() else part for part in output)
     return output.clone() if isinstance(output, Tensor) and output._is_view() else output

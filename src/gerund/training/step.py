@@ -7,8 +7,8 @@ Processes exchange gradients once, in the last backward pass of the step.
 """
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -177,7 +177,8 @@ class TrainingModule(nn.Module):
         ``touch_all`` every trained parameter takes part, with gradient zero where it is not needed: the one
         pass in which processes exchange gradients must know them all.
         """
-        with self._autocast(next(iter(part.values())).device.type):
+        device = next(iter(part.values())).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.bf16):
             losses: Any = self._compute[name]
             result = losses.joint(self.model, part) if joint else losses(self.model, part)
         # Vectors may be a view, which FSDP does not want to see leave a module.
@@ -191,9 +192,6 @@ class TrainingModule(nn.Module):
         if isinstance(result, dict):
             return {key: value + nothing for key, value in result.items()}
         return (result[0] + nothing, result[1]) if joint else result + nothing
-
-    def _autocast(self, device: str) -> AbstractContextManager:
-        return torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 class StepData(Dataset[dict[str, Any]]):
@@ -338,9 +336,8 @@ def _pair_step(
         compared = loss.detach()
         return weights[name] * loss
 
-    def push(scalar: Tensor, is_last_chunk: bool) -> None:
+    def push(scalar: Tensor, _is_last_chunk: bool) -> None:
         """Send both losses back through the one pass that they share."""
-        del is_last_chunk
         for value in extra_losses:
             scalar = scalar + value
             result.total = result.total + value.detach()
@@ -361,22 +358,21 @@ def _pair_step(
 def evaluate_batches(module: nn.Module, objective: Objective, batches: list[dict[str, Any]]) -> dict[str, float]:
     """Return the means of an objective's losses over ``batches``, in evaluation mode, of this process alone."""
     losses = objective.losses
-    sums: dict[str, float] = {}
-    counts: dict[str, float] = {}
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts = Counter[str]()
     for batch in batches:
         if isinstance(losses, TokenLosses):
-            for name, count in losses.counts(batch).items():
-                counts[name] = counts.get(name, 0) + count
+            counts.update(losses.counts(batch))
             for part in split_rows(batch, objective.config.micro_batch_size):
                 for name, value in unwrapped(module)(objective.name, part).items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
+                    sums[name] += float(value)
         else:
             _evaluate_pairs(module, objective, batch, sums, counts)
     return {name: total / max(1, counts[name]) for name, total in sums.items()}
 
 
 def _evaluate_pairs(
-    module: nn.Module, objective: Objective, batch: dict[str, Any], sums: dict[str, float], counts: dict[str, float]
+    module: nn.Module, objective: Objective, batch: dict[str, Any], sums: dict[str, float], counts: Counter[str]
 ) -> None:
     """Add the losses of a batch of pairs, and over how much they are summed."""
     losses = objective.losses
@@ -388,12 +384,11 @@ def _evaluate_pairs(
         made = unwrapped(module)(objective.name, part, joint=bool(written))
         vectors.append(made[0] if written else made)
         for key, value in (made[1] if written else {}).items():
-            sums[key] = sums.get(key, 0.0) + float(value)
-    for key, count in written.items():
-        counts[key] = counts.get(key, 0) + count
+            sums[key] += float(value)
+    counts.update(written)
     loss, _ = losses.compare(torch.cat(vectors), batch, gather=False)
-    sums[name] = sums.get(name, 0.0) + float(loss)
-    counts[name] = counts.get(name, 0) + 1
+    sums[name] += float(loss)
+    counts[name] += 1
 
 
 def unwrapped(module: nn.Module) -> TrainingModule:

@@ -25,7 +25,8 @@ from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers, text_half
 from gerund.attention.probe import verify
 from gerund.attention.recurrent import kind_of, read_by_weight
-from gerund.errors import ConfigError, ModelError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import ConfigError, ModelError
 from gerund.inference.encode.runtime import EncoderRuntime
 from gerund.inference.tokens import context_length
 from gerund.models import loading
@@ -262,7 +263,7 @@ def _with_adapter(
             raise ConfigError(
                 f"model.lora.lowest_layer is below {count}, the number of layers, not {lora.lowest_layer}"
             )
-        excluded = _excluded_layers(model) or [] if lora.target_modules == "all-linear" else []
+        excluded = _excluded_layers(model) if lora.target_modules == "all-linear" else []
         excluded += _linear_in(model, decoder_layers(model)[: lora.lowest_layer]) if lora.lowest_layer else []
         config = PeftLora(
             r=lora.rank,
@@ -285,15 +286,15 @@ def _with_adapter(
     return adapter
 
 
-def _excluded_layers(model: PreTrainedModel) -> list[str] | None:
-    """Return the linear layers that no text goes through, or whose adapters would not be seen; None for none."""
+def _excluded_layers(model: PreTrainedModel) -> list[str]:
+    """Return the linear layers that no text goes through, or whose adapters would not be seen."""
     text_parts = {id(part) for part in text_half(model).modules()}
     towers = [
         name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and id(part) not in text_parts
     ]
     head = model.get_output_embeddings()
     names = [name for name in towers if model.get_submodule(name) is not head]
-    return [*names, *read_by_weight(model)] or None
+    return [*names, *read_by_weight(model)]
 
 
 def _check_same_shape(model: PreTrainedModel, adapter: "PeftModel", lora: LoraConfig, folder: Path) -> None:
@@ -333,7 +334,7 @@ def _requested_layers(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     names = {name.removesuffix(".base_layer"): part for name, part in model.named_modules() if "lora_" not in name}
     if lora.target_modules != "all-linear":
         return [name for name in names if re.fullmatch(lora.target_modules, name)]
-    left_out = {name.removesuffix(".base_layer") for name in _excluded_layers(model) or ()}
+    left_out = {name.removesuffix(".base_layer") for name in _excluded_layers(model)}
     linear = [name for name, part in names.items() if isinstance(part, torch.nn.Linear)]
     return [name for name in linear if name not in left_out and names[name] is not model.get_output_embeddings()]
 
@@ -346,10 +347,9 @@ def check_architecture(recipe: Recipe) -> None:
         raise ConfigError("model.config has no model_type; 'llama' is one")
     if kind not in CONFIG_MAPPING:
         raise ConfigError(f"model.config.model_type {kind!r} is unknown to transformers; 'llama' is one it knows")
-    known = CONFIG_MAPPING[kind]().to_dict().keys() | {"rope_theta"}
+    known = sorted(CONFIG_MAPPING[kind]().to_dict().keys() | {"rope_theta"})
     for name in fields:
-        if name not in known:
-            raise unknown_name("field of model.config", name, sorted(known))
+        one_of("field of model.config", name, known)
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:

@@ -7,6 +7,7 @@ done inside a step, each objective in parts of its own size.
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -117,17 +118,15 @@ class GerundTrainer(Trainer):
         return self.lr_scheduler
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator, num_batches: int, _device: torch.device
     ) -> tuple[list, Tensor | int | None]:
         """Take the steps as they come: they know their own counts."""
-        del device
         return [item for _, item in zip(range(num_batches), epoch_iterator, strict=False)], None
 
     def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+        self, model: nn.Module, inputs: dict[str, Any], _num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Run one step of all objectives and return its loss."""
-        del num_items_in_batch
         model.train()
         prepared = self._prepare_inputs(inputs)
         result = run_step(model, self.objectives, prepared)
@@ -262,17 +261,14 @@ class GerundTrainer(Trainer):
         )
 
 
+@dataclass(eq=False)
 class _Bookkeeping(TrainerCallback):
     """Clocks the steps, asks for snapshots, and declares a checkpoint whole once everything is in it."""
 
-    def __init__(
-        self,
-        log: TrainingLog,
-        every: int | None,
-        snapshot: Callable[[int], None] | None,
-        is_to_end: Callable[[], bool],
-    ) -> None:
-        self.training_log, self.every, self.snapshot, self.is_to_end = log, every, snapshot, is_to_end
+    training_log: TrainingLog
+    every: int | None
+    snapshot: Callable[[int], None] | None
+    is_to_end: Callable[[], bool]
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.training_log.step_begins()
@@ -286,13 +282,11 @@ class _Bookkeeping(TrainerCallback):
         if self.every and self.snapshot and state.global_step % self.every == 0 and args.process_index == 0:
             self.snapshot(state.global_step)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        del args, state
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         # The Trainer looks at these once more after the last step, and would overwrite a whole checkpoint.
         control.should_evaluate = control.should_save = False
 
-    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        del control
+    def on_save(self, args: TrainingArguments, state: Any, _control: Any, **_: Any) -> None:
         wait()  # each process writes its own random state
         if args.process_index == 0:
             write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}")

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gerund.data.files import batched_by_size
 from gerund.errors import ConfigError, DataError, FingerprintError
 from gerund.jobs.files import atomic_file, write_atomic
 from gerund.quantization import Precision, check_precision, quantize, ranges_of
@@ -210,17 +211,12 @@ def _opened_schema(path: Path) -> Any:
 
 
 def _grouped(parts: Sequence[Path]) -> Iterator[list[Any]]:
-    group: list[Any] = []
-    size = 0
-    for path in parts:
-        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as reader:
-            group.append(reader.read_all())
-        size += group[-1].nbytes
-        if size >= _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+    return batched_by_size(map(_table_of, parts), lambda table: table.nbytes, _GROUP_BYTES)
+
+
+def _table_of(part: Path) -> Any:
+    with pa.OSFile(str(part)) as source, pa.ipc.open_file(source) as reader:
+        return reader.read_all()
 
 
 def _vectors(table: Any) -> np.ndarray:

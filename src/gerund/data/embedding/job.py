@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from gerund.checks import open_input
+from gerund.checks import one_of, open_input
 from gerund.data.embedding.files import (
     FORMAT,
     IdType,
@@ -37,7 +37,7 @@ from gerund.data.embedding.files import (
 )
 from gerund.data.files import COMPRESSED
 from gerund.data.tables import BadRow, Cursor, Rows, Table, read_rows
-from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError, unknown_name
+from gerund.errors import ConfigError, DataError, FingerprintError, InputError, ModelError, TextError
 from gerund.jobs.checkpoints import (
     FINGERPRINT,
     MAKING,
@@ -90,8 +90,7 @@ class EmbeddingConfig:
             ("way with bad rows", self.bad_rows, BadRows),
             ("--overflow", self.overflow, Overflow),
         ):
-            if value not in get_args(kind):
-                raise unknown_name(name, value, get_args(kind))
+            one_of(name, value, get_args(kind))
         if self.shard_rows < 1:
             raise ConfigError(f"shard_rows must be at least 1, got {self.shard_rows}")
 
@@ -532,8 +531,7 @@ class EmbeddingJob:
                 yield shard
 
         make = partial(_prepared, work, workers.make)
-        at_workers: StatefulWork[Shard, dict[str, Any] | None]
-        at_workers = StatefulWork(make, gpus=workers.gpus, threads=workers.threads)
+        at_workers = StatefulWork[Shard, dict[str, Any] | None](make, gpus=workers.gpus, threads=workers.threads)
         with (
             progress(self.survey.rows, "embedding", show=show_progress) as advance,
             workers.engine.pool(at_workers, folder=work.folder) as pool,

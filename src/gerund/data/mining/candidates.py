@@ -8,13 +8,15 @@ Shapes: n sentences, p pairs, M meetings.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from gerund.checks import one_of
 from gerund.data.corpus import CLEANERS, BadDocument, Document, clean_text
 from gerund.data.files import as_utf8
 from gerund.data.mining.substrings import (
@@ -30,7 +32,7 @@ from gerund.data.mining.substrings import (
     slices,
 )
 from gerund.data.passages import sentence_bounds
-from gerund.errors import ConfigError, TextError, unknown_name
+from gerund.errors import ConfigError, TextError
 
 
 @dataclass(frozen=True)
@@ -352,8 +354,7 @@ class MiningConfig:
             ("enumeration of pairs", self.pairs, ENUMERATIONS),
             ("text cleaning", self.clean, tuple(CLEANERS)),
         ):
-            if value not in valid:
-                raise unknown_name(kind, value, valid)
+            one_of(kind, value, valid)
         if not _LANGUAGE.fullmatch(self.language):
             raise ConfigError(f"language={self.language!r} is not a language code such as en, zh or de")
         for name, least in (("max_uses", 1), ("per_document", 1), ("min_length", 1), ("context", 2), ("part_size", 1)):
@@ -549,38 +550,34 @@ def _passages(document: Prepared, config: MiningConfig) -> Iterator[list[Sentenc
         yield run
 
 
-def _taken_out(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
+def _by_passage(
+    two_of: Callable[[str, list[Sentence], np.random.Generator], tuple[Sentence, Sentence]],
+    documents: Sequence[Prepared],
+    config: MiningConfig,
+) -> list[list[Pair]]:
+    """Return two texts of each passage, unless they are equal or one of them has nothing to compare."""
+    all_pairs = []
+    for document in documents:
+        rng = np.random.default_rng([config.seed, document.number])
+        couples = (two_of(document.text, run, rng) for run in _passages(document, config))
+        all_pairs.append([Pair(a, b, None, None) for a, b in couples if a.form and b.form and a.form != b.form])
+    return all_pairs
+
+
+def _taken_out(text: str, run: list[Sentence], rng: np.random.Generator) -> tuple[Sentence, Sentence]:
     """ICT (Lee et al. 2019; GUR, section II-B): a sentence and the rest of its passage."""
-    all_pairs = []
-    for document in documents:
-        rng = np.random.default_rng([config.seed, document.number])
-        pairs = []
-        for run in _passages(document, config):
-            sentence = run[int(rng.integers(len(run)))]
-            start, end = run[0].start, run[-1].end
-            before, after = document.text[start : sentence.start], document.text[sentence.end : end]
-            spaced = before[-1:].isspace() or after[:1].isspace()
-            rest = f"{before.rstrip()}{' ' if spaced else ''}{after.lstrip()}".strip()
-            pair = Pair(sentence, Sentence(start, end, rest, normalised(rest)), None, None)
-            if pair.b.form and pair.a.form != pair.b.form:
-                pairs.append(pair)
-        all_pairs.append(pairs)
-    return all_pairs
+    sentence = run[int(rng.integers(len(run)))]
+    start, end = run[0].start, run[-1].end
+    before, after = text[start : sentence.start], text[sentence.end : end]
+    spaced = before[-1:].isspace() or after[:1].isspace()
+    rest = f"{before.rstrip()}{' ' if spaced else ''}{after.lstrip()}".strip()
+    return sentence, Sentence(start, end, rest, normalised(rest))
 
 
-def _cropped(documents: Sequence[Prepared], config: MiningConfig) -> list[list[Pair]]:
+def _cropped(text: str, run: list[Sentence], rng: np.random.Generator) -> tuple[Sentence, Sentence]:
     """Two independent crops of each passage (Contriever; GUR, reference 26), of whole words."""
-    all_pairs = []
-    for document in documents:
-        rng = np.random.default_rng([config.seed, document.number])
-        pairs = []
-        for run in _passages(document, config):
-            units = [(unit.start(), unit.end()) for unit in _UNIT.finditer(document.text, run[0].start, run[-1].end)]
-            a, b = (_crop(document.text, units, rng) for _ in range(2))
-            if a.form and b.form and a.form != b.form:
-                pairs.append(Pair(a, b, None, None))
-        all_pairs.append(pairs)
-    return all_pairs
+    units = [(unit.start(), unit.end()) for unit in _UNIT.finditer(text, run[0].start, run[-1].end)]
+    return _crop(text, units, rng), _crop(text, units, rng)
 
 
 def _crop(text: str, units: list[tuple[int, int]], rng: np.random.Generator) -> Sentence:
@@ -591,4 +588,9 @@ def _crop(text: str, units: list[tuple[int, int]], rng: np.random.Generator) -> 
     return Sentence(start, end, text[start:end], normalised(text[start:end]))
 
 
-_METHODS = {"lcs": _by_substring, "none": _unfiltered, "ict": _taken_out, "crops": _cropped}
+_METHODS: dict[str, Callable[[Sequence[Prepared], MiningConfig], list[list[Pair]]]] = {
+    "lcs": _by_substring,
+    "none": _unfiltered,
+    "ict": partial(_by_passage, _taken_out),
+    "crops": partial(_by_passage, _cropped),
+}

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from gerund.data.corpus import FORMATS as CORPUS_FORMATS
 from gerund.data.corpus import BadDocument, Record, all_records, corpus_format, document_of, plain_lines
-from gerund.data.files import as_utf8, opened
+from gerund.data.files import as_utf8, batched_by_size, opened
 from gerund.data.mining.candidates import (
     Mined,
     MiningConfig,
@@ -45,6 +45,7 @@ from gerund.data.mining.candidates import (
     pairs_of,
     prepare,
 )
+from gerund.data.mining.substrings import changes
 from gerund.errors import ConfigError, DataError, FinishedError, InputError, OutputExistsError, ResourceError
 from gerund.jobs.checkpoints import MAKING, PLACING, InputFiles, Manifest, WorkingFolder, resume_hint, working_folder
 from gerund.jobs.engine import JobEngine, LocalEngine, map_by_place, runs_in_process
@@ -162,16 +163,11 @@ def _extents(records: Sequence[Record]) -> tuple[Extent, ...] | None:
 
 def shards_of(files: Sequence[Path], size: int, *, text_column: str, title_column: str) -> Iterator[Shard]:
     """Yield the shards of a corpus, each of about ``size`` bytes; files are read in order."""
-    index = number = total = 0
-    records: list[Record] = []
-    for record in all_records(files, text_column, title_column):
-        records.append(record)
-        total += _record_bytes(record)
-        if total >= size or len(records) == _MOST_DOCUMENTS:
-            yield Shard(index, number, total, records)
-            index, number, total, records = index + 1, number + len(records), 0, []
-    if records:
-        yield Shard(index, number, total, records)
+    number = 0
+    documents = all_records(files, text_column, title_column)
+    for index, records in enumerate(batched_by_size(documents, _record_bytes, size, _MOST_DOCUMENTS)):
+        yield Shard(index, number, sum(map(_record_bytes, records)), records)
+        number += len(records)
 
 
 def _record_bytes(record: Record) -> int:
@@ -254,7 +250,8 @@ def make_part(work: Work, shard: Shard) -> Facts | None:
         errors: list[BadDocument] = []
         counts: Counter[str] = Counter(size=loaded.size)
         columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, *KEYS)}
-        for batch in _batches(_prepared(loaded, work, errors)):
+        documents = _prepared(loaded, work, errors)
+        for batch in batched_by_size(documents, lambda item: len(item[1].text), _BATCH_CHARACTERS):
             mined = pairs_of([prepared for _, prepared in batch], work.config)
             for (record, prepared), pairs in zip(batch, mined, strict=True):
                 counts["documents"] += 1
@@ -301,19 +298,6 @@ def _prepared(shard: Shard, work: Work, errors: list[BadDocument]) -> Iterator[t
             errors.append(BadDocument.of(record, error))
         else:
             yield record, prepare(document, number, work.config)
-
-
-def _batches(prepared: Iterator[tuple[Record, Prepared]]) -> Iterator[list[tuple[Record, Prepared]]]:
-    batch: list[tuple[Record, Prepared]] = []
-    size = 0
-    for record, document in prepared:
-        batch.append((record, document))
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _add(
@@ -419,9 +403,7 @@ def _sorted(bucket: Path) -> Iterator[Any]:
         table.column(name).to_numpy() for name in ("key_low", "key_high", "document", "place")
     )
     order = np.lexsort((place, document, low, high))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (high[order][1:] != high[order][:-1]) | (low[order][1:] != low[order][:-1])
-    order = order[new]
+    order = order[changes(high[order]) | changes(low[order])]
     table = table.select(list(COLUMNS))
     for start in range(0, len(order), _ROWS):
         yield table.take(order[start : start + _ROWS])

@@ -200,7 +200,7 @@ def share(texts: Texts, windows: Windows, wanted: np.ndarray | None = None) -> S
     if wanted is None:
         ordered = np.sort(hashes)
         looked_for = ordered[1:][ordered[1:] == ordered[:-1]]
-        looked_for = looked_for[_changes(looked_for)]
+        looked_for = looked_for[changes(looked_for)]
     else:
         looked_for = np.unique(hashes[wanted[texts.sentence[starts]]])
     places, group = _members(hashes, looked_for)
@@ -279,11 +279,11 @@ def _members(hashes: np.ndarray, looked_for: np.ndarray) -> tuple[np.ndarray, np
     return candidates[right], group[right]
 
 
-def _changes(values: np.ndarray) -> np.ndarray:
+def changes(values: np.ndarray) -> np.ndarray:
     """Return where a value differs from the value before it; the first does."""
-    changes = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=changes[1:])
-    return changes
+    differs = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs
 
 
 def _worthwhile(texts: Texts, shared: Shared) -> Shared:
@@ -294,7 +294,7 @@ def _worthwhile(texts: Texts, shared: Shared) -> Shared:
     """
     if not len(shared.group):
         return shared
-    first = np.flatnonzero(_changes(shared.group))
+    first = np.flatnonzero(changes(shared.group))
     last = np.append(first[1:], len(shared.group)) - 1
     sentence = texts.sentence[shared.places]
     left = texts.left[shared.places]
@@ -358,9 +358,7 @@ class Meetings:
 
     def __init__(self, texts: Texts, shared: Shared) -> None:
         sentence = texts.sentence[shared.places].astype(np.int64)
-        new = np.ones(len(sentence), dtype=bool)
-        new[1:] = (sentence[1:] != sentence[:-1]) | (shared.group[1:] != shared.group[:-1])
-        self.first = np.flatnonzero(new)
+        self.first = np.flatnonzero(changes(sentence) | changes(shared.group))
         self.count = np.diff(np.append(self.first, len(sentence)))
         self.sentence = sentence[self.first]
         # Numbered without gaps.
@@ -373,11 +371,9 @@ def heaviest_spans(texts: Texts, shared: Shared, meetings: Meetings, first: np.n
     Every pair must share a window in ``shared``. Ties go to the leftmost substring in ``first``.
     """
     spans = Spans(*(np.zeros(len(first), dtype=np.int64) for _ in range(3)))
-    by_sentence = np.argsort(meetings.sentence, kind="stable")
-    bounds = np.searchsorted(meetings.sentence[by_sentence], np.arange(len(texts) + 1))
-    groups = int(meetings.group[-1]) + 1 if len(meetings.group) else 0
-    finder = _Finder(texts, shared, meetings, by_sentence, bounds, groups)
-    cost = np.minimum(np.diff(bounds)[first], np.diff(bounds)[second])
+    finder = _Finder(texts, shared, meetings)
+    sizes = np.diff(finder.bounds)
+    cost = np.minimum(sizes[first], sizes[second])
     for rows in slices(cost, CHUNK // 4):
         finder.find(np.arange(len(first))[rows], first[rows], second[rows], spans)
     return spans
@@ -411,12 +407,13 @@ def heaviest_span(texts: Texts, i: int, j: int, at_least: int = 1) -> tuple[int,
 
 
 class _Finder:
-    def __init__(
-        self, texts: Texts, shared: Shared, meetings: Meetings, by_sentence: np.ndarray, bounds: np.ndarray, groups: int
-    ) -> None:
+    def __init__(self, texts: Texts, shared: Shared, meetings: Meetings) -> None:
         self.texts, self.shared, self.meetings = texts, shared, meetings
-        self.by_sentence, self.bounds, self.groups = by_sentence, bounds, groups
-        self.keys = meetings.sentence[by_sentence] * groups + meetings.group[by_sentence]
+        self.by_sentence = np.argsort(meetings.sentence, kind="stable")
+        sentence, group = meetings.sentence[self.by_sentence], meetings.group[self.by_sentence]
+        self.bounds = np.searchsorted(sentence, np.arange(len(texts) + 1))
+        self.groups = int(meetings.group[-1]) + 1 if len(group) else 0
+        self.keys = sentence * self.groups + group
 
     def find(self, rows: np.ndarray, first: np.ndarray, second: np.ndarray, spans: Spans) -> None:
         """Put the spans of the pairs into their rows."""
@@ -428,11 +425,8 @@ class _Finder:
         for row in np.flatnonzero(heavy).tolist():
             start, end = np.array(heaviest_span(self.texts, int(first[row]), int(second[row])))
             _keep(spans, rows[row], start, end, self.texts.weight)
-        light = ~heavy[pair]
-        pair, mine, other, seeds = pair[light], mine[light], other[light], seeds[light]
-        best: list[np.ndarray] = []
-        for part in slices(seeds, CHUNK // 4):
-            best.append(self._heads(pair[part], mine[part], other[part], seeds[part], first, second))
+        light = np.stack([pair, mine, other, seeds])[:, ~heavy[pair]]
+        best = [self._heads(light[:, part], first, second) for part in slices(light[3], CHUNK // 4)]
         heads = np.concatenate(best, axis=1) if best else np.empty((3, 0), dtype=np.int64)
         pair, start, end = heads[:, _best_of_each(heads, self.texts.weight)]
         _keep(spans, rows[pair], start, end, self.texts.weight)
@@ -451,17 +445,13 @@ class _Finder:
         turned = swapped[pair]
         return pair, np.where(turned, other, mine), np.where(turned, mine, other)
 
-    def _heads(
-        self,
-        pair: np.ndarray,
-        mine: np.ndarray,
-        other: np.ndarray,
-        seeds: np.ndarray,
-        first: np.ndarray,
-        second: np.ndarray,
-    ) -> np.ndarray:
-        """Return pair, start and end of the common substrings that nothing can be put before, ``(3, h)``."""
+    def _heads(self, common: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return pair, start and end of the common substrings that nothing can be put before, ``(3, h)``.
+
+        ``common`` has pairs, the meetings of both sentences, and their numbers of seeds.
+        """
         texts, meetings = self.texts, self.meetings
+        pair, mine, other, seeds = common
         row = np.repeat(np.arange(len(seeds)), seeds)
         step = ranges(np.zeros(len(seeds), dtype=np.int64), seeds)
         width = meetings.count[other][row]
@@ -479,9 +469,7 @@ def _best_of_each(heads: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return which head of each pair is the heaviest, and of equally heavy ones the leftmost."""
     pair, start, end = heads
     order = np.lexsort((start, weight[start] - weight[end], pair))
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = pair[order][1:] != pair[order][:-1]
-    return order[new]
+    return order[changes(pair[order])]
 
 
 def _keep(spans: Spans, rows: np.ndarray, start: np.ndarray, end: np.ndarray, weight: np.ndarray) -> None:

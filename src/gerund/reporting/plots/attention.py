@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from gerund.inference.inspection import AttentionMap, sink_fraction
 from gerund.reporting.plots.style import (
     INK,
@@ -103,10 +105,7 @@ def _columns(before: Sequence[AttentionMap], after: Sequence[AttentionMap], show
     columns: list[list[_Panel]] = []
     for layer in shown:
         runs = {item.run: item for item in after if item.layer == layer}
-        column: list[_Panel] = [
-            (f"layer {layer}", before[layer]),
-            (_wrapped(runs[0].view), runs[0]),
-        ]
+        column: list[_Panel] = [(f"layer {layer}", before[layer]), (_wrapped(runs[0].view), runs[0])]
         if any_second:
             second = runs.get(1)
             column.append((_wrapped(second.view) if second else "", second))
@@ -145,7 +144,9 @@ def _draw_maps(figure: Any, columns: list[list[_Panel]], per_row: int, rows: int
                 continue
             title, item = panels[row]
             assert item is not None
-            image = axis.imshow(_seen(item), cmap=_colours(), norm=norm, interpolation="nearest")
+            weights = item.weights.numpy()
+            seen = np.ma.masked_where(weights == 0, weights)
+            image = axis.imshow(seen, cmap=_colours(), norm=norm, interpolation="nearest")
             axis.set_title(title, fontsize=8, color=INK, linespacing=1.05)
             _trim(axis, names, with_y=column == 0, with_x=all(below is None for _, below in panels[row + 1 :]))
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=28)
@@ -155,13 +156,6 @@ def _draw_maps(figure: Any, columns: list[list[_Panel]], per_row: int, rows: int
     bar.ax.tick_params(labelsize=7, colors=INK)
     bar.outline.set_edgecolor(PALE)
     bar.set_label("attention (white: out of sight)", fontsize=8, color=INK)
-
-
-def _seen(item: AttentionMap) -> Any:
-    import numpy as np
-
-    weights = item.weights.numpy()
-    return np.ma.masked_where(weights == 0, weights)
 
 
 def _colours() -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gerund.checks import demand_number, whole_number
-from gerund.errors import ConfigError, DataError, MissingDependencyError, unknown_name
+from gerund.checks import demand_number, one_of, whole_number
+from gerund.errors import ConfigError, DataError, MissingDependencyError
 from gerund.models.vectors import unit
 from gerund.reporting.plots.style import (
     COLOURS,
@@ -115,8 +115,7 @@ def embedding_maps(
         MissingDependencyError: matplotlib, scikit-learn or umap-learn is not installed.
     """
     require_matplotlib()
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
+    one_of("method", method, METHODS)
     tsne = tsne or Tsne()
     classes = _classes(maps, labels, most_classes)
     rows = _rows(labels, classes, most_points, seed)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gerund.errors import MissingDependencyError, unknown_name
+from gerund.checks import one_of
+from gerund.errors import MissingDependencyError
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -47,8 +48,7 @@ def picture(figure: Any, format: str = "png") -> bytes:
     Raises:
         ConfigError: an unknown format.
     """
-    if format not in FORMATS:
-        raise unknown_name("picture format", format, FORMATS)
+    one_of("picture format", format, FORMATS)
     buffer = io.BytesIO()
     metadata: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
     figure.savefig(buffer, format=format, metadata=metadata.get(format, {"CreationDate": None, "Producer": None}))

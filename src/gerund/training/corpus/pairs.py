@@ -166,12 +166,10 @@ def required_text(values: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _first(value: object, where: str, name: str) -> str:
-    if isinstance(value, list):
-        if not value:
-            raise DataError(f"{where}: {name!r} is empty")
-        texts = [filled_text(item, where, name) for item in value]
-        return texts[0]
-    return filled_text(value, where, name)
+    if value == []:
+        raise DataError(f"{where}: {name!r} is empty")
+    first, *_ = (filled_text(item, where, name) for item in (value if isinstance(value, list) else [value]))
+    return first
 
 
 def _negatives(value: object, where: str, name: str) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,24 +42,6 @@ SHARD_TEXTS = 4096
 _NAME = "vectors"
 # Texts whose spread of lengths is small go through a model together.
 _BATCH = 64
-
-
-class Teacher(Protocol):
-    """Gives texts their vectors."""
-
-    name: str
-    """What messages call it."""
-
-    @property
-    def space(self) -> str:
-        """What tells its vectors from those of others: equal for two encoders whose vectors can be compared."""
-
-    @property
-    def dimensions(self) -> int:
-        """Numbers of a vector."""
-
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors ``(n, dimensions)``, float32."""
 
 
 @dataclass
@@ -129,6 +113,10 @@ class SentenceTransformersTeacher:
         return result
 
 
+Teacher = GerundTeacher | SentenceTransformersTeacher
+"""Gives texts their vectors. ``space`` is equal for two whose vectors can be compared; messages have ``name``."""
+
+
 def open_teacher(name: str, prompt: str = "") -> Teacher:
     """Return a teacher by its folder or hub id.
 
@@ -178,8 +166,7 @@ class RandomVectors:
 class TeacherVectors:
     """A teacher's vectors of numbered texts, on the disk."""
 
-    def __init__(self, paths: Sequence[Path], texts: int) -> None:
-        self.texts = texts
+    def __init__(self, paths: Sequence[Path]) -> None:
         self._shards = [safe_open(path, framework="numpy").get_slice(_NAME) for path in paths]
 
     @property
@@ -216,7 +203,7 @@ def teacher_vectors(
             for place in missing:
                 _make(teacher, texts(stretches[place]), paths[place])
                 advance(len(stretches[place]))
-    return TeacherVectors(paths, count)
+    return TeacherVectors(paths)
 
 
 def _is_whole(path: Path, report: Callable[[str], None]) -> bool:
@@ -275,9 +262,6 @@ class KnownVectors:
 
 def read_known(path: Path) -> KnownVectors:
     """Read texts and vectors of a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     result = read_embeddings(path)
     precision = check_precision(result.info.get("precision", "float32"))
     if precision in ("binary", "ubinary"):

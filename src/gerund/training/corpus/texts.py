@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.data.corpus import clean_text, part_of, read_documents
+from gerund.data.files import batched_by_size
 from gerund.data.passages import split_sentences
 from gerund.errors import ConfigError, DataError, ModelError
 from gerund.jobs.checkpoints import InputFiles
@@ -241,7 +242,7 @@ def _write(corpus: _Corpus, tokenizer: PreTrainedTokenizerFast, target: Path) ->
     with atomic_file(_starts_of(target), apart=True) as start_file, atomic_file(target, apart=True) as token_file:
         _write_header(start_file, 0)
         start_file.write(np.zeros(1, "<i8").tobytes())
-        for batch in _batches(corpus):
+        for batch in batched_by_size(corpus, len, _CHARACTERS_AT_ONCE, _TEXTS_AT_ONCE):
             # encode_batch runs on every core; add_special_tokens=False because BOS and EOS are put here.
             encodings = core.encode_batch_fast(batch, add_special_tokens=False)
             pieces = [np.array([*before, *encoding.ids, *after], dtype=dtype) for encoding in encodings]
@@ -257,19 +258,6 @@ def _write(corpus: _Corpus, tokenizer: PreTrainedTokenizerFast, target: Path) ->
         start_file.seek(0)
         _write_header(start_file, texts + 1)
     return TokenCache(target, dtype, tokens, corpus.documents_used, text_bytes, texts, len(before), len(after))
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _write_header(file: BinaryIO, count: int) -> None:
@@ -328,13 +316,7 @@ class Texts:
     """
 
     def __init__(
-        self,
-        caches: list[TokenCache],
-        weights: list[float],
-        *,
-        length: int,
-        seed: int,
-        min_tokens: int = 8,
+        self, caches: list[TokenCache], weights: list[float], *, length: int, seed: int, min_tokens: int = 8
     ) -> None:
         if not 1 <= min_tokens <= length:
             raise ConfigError(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from gerund.data.corpus import clean_text, read_documents
@@ -59,8 +60,6 @@ def train_tokenizer(
     It puts BOS before every text and has bos, eos, pad and mask set. With ``sentinels`` it also has so many tokens
     ``<extra_id_0>``, ... for spans, and puts EOS after texts, as T5's do.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
     special = [*SPECIAL_TOKENS, *(f"<extra_id_{number}>" for number in range(sentinels))]
     smallest = 256 + len(special)
     if vocab_size < smallest:

@@ -131,21 +131,16 @@ def batch_info_nce(
     ``in_batch`` only the third group is. With ``gather`` the texts of other processes are negatives too.
     """
     queries_BD, *keys = vectors_ND.split([len(group) for group in identities])
-    keys_KD, key_ids_K = torch.cat(keys), torch.cat([*identities[1:]])
-    first = 0
-    if gather:
-        keys_KD, first = gather_rows(keys_KD)
-        key_ids_K = gather_numbers(key_ids_K)
+    keys_KD, first = gather_rows(torch.cat(keys), gather)
+    key_ids_K = gather_numbers(torch.cat([*identities[1:]]), gather)
     positives_B = first + torch.arange(len(queries_BD), device=keys_KD.device)
     excluded_BK = excluded_pairs(identities[0], key_ids_K, positives_B)
     if places is not None:
-        key_places_K3 = torch.cat([*places[1:]])
-        excluded_BK = excluded_BK | overlapping(places[0], gather_numbers(key_places_K3) if gather else key_places_K3)
+        key_places_K3 = gather_numbers(torch.cat([*places[1:]]), gather)
+        excluded_BK = excluded_BK | overlapping(places[0], key_places_K3)
     if not in_batch:
         positive_K = torch.cat([torch.full_like(group, at == 0) for at, group in enumerate(identities[1:])])
-        if gather:
-            positive_K = gather_numbers(positive_K)
-        excluded_BK = (excluded_BK | (positive_K > 0)).scatter(1, positives_B[:, None], False)
+        excluded_BK = (excluded_BK | (gather_numbers(positive_K, gather) > 0)).scatter(1, positives_B[:, None], False)
     total = info_nce(
         queries_BD, keys_KD, positives_B, temperature=temperature, similarity=similarity, excluded_BK=excluded_BK
     )
@@ -171,10 +166,8 @@ def symmetric_batch_info_nce(
     total, right = left_BD.new_zeros(()), 0
     for place in (0, 1):
         own_BD, own_ids_B = sides[place], identities[place]
-        keys_KD, key_ids_K, partner_ids_K, first = sides[1 - place], identities[1 - place], own_ids_B, 0
-        if gather:
-            keys_KD, first = gather_rows(keys_KD)
-            key_ids_K, partner_ids_K = gather_numbers(key_ids_K), gather_numbers(partner_ids_K)
+        keys_KD, first = gather_rows(sides[1 - place], gather)
+        key_ids_K, partner_ids_K = gather_numbers(identities[1 - place], gather), gather_numbers(own_ids_B, gather)
         positives_B = first + torch.arange(pairs, device=keys_KD.device)
         excluded_BK = excluded_pairs(own_ids_B, key_ids_K, positives_B) | (partner_ids_K == own_ids_B[:, None])
         total = total + info_nce(
@@ -243,7 +236,7 @@ def cached_loss(
     >>> weight.grad.item()
     40.0
     """
-    push = backward or _plainly
+    push = backward or (lambda scalar, _is_last_chunk: scalar.backward())
     if not torch.is_grad_enabled():
         return compare(torch.cat([embed(chunk) for chunk in chunks]))
     if len(chunks) == 1:
@@ -275,11 +268,6 @@ def cached_loss(
         push(scalar, last)
         del scalar  # its graph, before the next one is built
     return loss.detach()
-
-
-def _plainly(scalar: Tensor, is_last_chunk: bool) -> None:
-    del is_last_chunk
-    scalar.backward()
 
 
 @dataclass(frozen=True)

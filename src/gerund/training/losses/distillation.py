@@ -53,10 +53,8 @@ def similarity_loss(student_BE: Tensor, teacher_BE: Tensor, *, temperature: floa
     0.0
     """
     student_BE, teacher_BE = (functional.normalize(rows.float(), dim=-1) for rows in (student_BE, teacher_BE))
-    student_KE, teacher_KE, first = student_BE, teacher_BE, 0
-    if gather:
-        student_KE, first = gather_rows(student_BE)
-        teacher_KE = gather_numbers(teacher_BE)
+    student_KE, first = gather_rows(student_BE, gather)
+    teacher_KE = gather_numbers(teacher_BE, gather)
     if len(student_KE) < 2:
         return student_BE.sum() * 0
     rows_B = torch.arange(len(student_BE), device=student_BE.device)

@@ -10,6 +10,7 @@ Shapes: B texts of a part, N texts of a batch, K keys of all processes, T tokens
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,27 +100,18 @@ class LowerStates:
 
     def _computed(self, model: PreTrainedModel, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
         """Return the states ``(B, T, D)`` of texts that are not in the cache."""
-        made: list[Any] = []
-
-        def keep(layer: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            del layer, args
-            made.append(output)
-
-        handle = decoder_layers(model)[self.depth - 1].register_forward_hook(keep)
-        try:
+        with _outputs_of(model, [self.depth]) as outputs:
             hidden_states(model, ids_BT, real_BT, self.plan.lower(self.depth))
-        finally:
-            handle.remove()
-        self._outputs = len(made[0]) if isinstance(made[0], tuple) else 0
-        states_BTD: Tensor = hidden_of(made[0])
+        output = outputs[self.depth]
+        self._outputs = len(output) if isinstance(output, tuple) else 0
+        states_BTD: Tensor = hidden_of(output)
         return states_BTD
 
     @contextmanager
     def _in_place_of_layers(self, model: PreTrainedModel, below_BTD: Tensor) -> Iterator[None]:
         """Let the lower layers return ``below_BTD`` instead of computing."""
 
-        def forward(hidden_BTD: Tensor, *args: Any, **kwargs: Any) -> Any:
-            del hidden_BTD, args, kwargs
+        def forward(_hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Any:
             return (below_BTD, *[None] * (self._outputs - 1)) if self._outputs else below_BTD
 
         below = list(decoder_layers(model))[: self.depth]
@@ -130,6 +122,21 @@ class LowerStates:
         finally:
             for layer in below:
                 del vars(layer)["forward"]
+
+
+@contextmanager
+def _outputs_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[int, Any]]:
+    """Yield a dictionary that gets what these layers, counted from 1, return in the block."""
+    outputs: dict[int, Any] = {}
+
+    def keep(number: int, _layer: nn.Module, _args: Any, output: Any) -> None:
+        outputs[number] = output
+
+    with ExitStack() as hooks:
+        for number in layers:
+            handle = decoder_layers(model)[number - 1].register_forward_hook(partial(keep, number))
+            hooks.callback(handle.remove)
+        yield outputs
 
 
 def _is_trained(module: torch.nn.Module) -> bool:
@@ -279,41 +286,23 @@ class DistillEncoder(VectorEncoder):
     """
 
     def __init__(
-        self,
-        runtime: EncoderRuntime,
-        head: "ProjectionHead",
-        dimensions: int,
-        layers: Sequence[int] = (),
-        below: LowerStates | None = None,
+        self, runtime: EncoderRuntime, head: ProjectionHead, layers: Sequence[int], below: LowerStates | None
     ) -> None:
         super().__init__(runtime, below=below)
         if below is not None and min(layers, default=below.depth) < below.depth:
             raise ConfigError(f"model.cache_below: layers {min(layers)} is not computed; the lowest is {below.depth}")
         self.projection = head
         self.layers = list(layers)
-        width = runtime.state_width
+        width, dimensions = runtime.state_width, head.settings.dimensions
         self.further = nn.ModuleList([nn.Linear(width, dimensions, bias=False) for _ in self.layers])
 
     def states(self, model: PreTrainedModel, part: Batch) -> Tensor:
         """Return the last hidden states ``(B, T, D)``, side by side with those of further layers ``(B, T, L D)``."""
         if not self.layers:
             return super().states(model, part)
-        below: dict[int, Tensor] = {}
-
-        def keep(number: int) -> Any:
-            def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                del layer, args
-                below[number] = hidden_of(output)
-
-            return hook
-
-        with ExitStack() as hooks:
-            stack = decoder_layers(model)
-            for number in self.layers:
-                handle = stack[number - 1].register_forward_hook(keep(number))
-                hooks.callback(handle.remove)
+        with _outputs_of(model, self.layers) as outputs:
             last_BTD = super().states(model, part)
-        return torch.cat([last_BTD, *(below[number] for number in self.layers)], dim=-1)
+        return torch.cat([last_BTD, *(hidden_of(outputs[number]) for number in self.layers)], dim=-1)
 
     def vectors(self, hidden_BTD: Tensor, part: Batch) -> Tensor:
         """Return the vectors ``(B, E)``, side by side with those of further layers ``(B, L E)``."""

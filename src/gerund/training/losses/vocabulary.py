@@ -4,7 +4,6 @@ Shapes: B texts, T tokens, L tokens of the decoder, N positions, D numbers of a 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -101,23 +100,16 @@ def decoder_loss(model: PreTrainedModel, hidden_BTD: Tensor, real_BT: Tensor, la
     ids_BL = torch.cat([torch.full_like(labels_BL[:, :1], start), labels_BL[:, :-1].clamp(min=0)], dim=1)
     # Behind its end a row is read as padding, and nothing before looks there.
     states_BLD = model.decoder(
-        input_ids=ids_BL,
-        encoder_hidden_states=hidden_BTD,
-        encoder_attention_mask=real_BT.long(),
-        use_cache=False,
+        input_ids=ids_BL, encoder_hidden_states=hidden_BTD, encoder_attention_mask=real_BT.long(), use_cache=False
     ).last_hidden_state
     head = model.get_output_embeddings()
     scale = model.config.d_model**-0.5 if getattr(model.config, "scale_decoder_outputs", False) else 1.0
     return token_loss(
-        partial(_scaled_logits, head, scale),
+        lambda states_ND: head(states_ND * scale),
         states_BLD[counted_BL],
         labels_BL[counted_BL],
         parameters=list(head.parameters()),
     )
-
-
-def _scaled_logits(head: Head, scale: float, states_ND: Tensor) -> Tensor:
-    return head(states_ND * scale)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -8,12 +8,12 @@ both on one pass.
 Shapes: B texts, T tokens.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,12 +22,15 @@ from transformers import PreTrainedModel
 
 from gerund.errors import ConfigError
 from gerund.inference.tokens import Tokens
-from gerund.training.corpus.texts import existing
+from gerund.training.corpus.texts import Sources, existing
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.losses.vectors import VectorEncoder
 from gerund.training.objectives.sections import ObjectiveConfig, TextConfig
 from gerund.training.recipe import Recipe
 from gerund.training.trainable_model import TrainableModel
+
+if TYPE_CHECKING:
+    from gerund.training.estimate import RandomTexts
 
 Batch = dict[str, Tensor]
 """Everything of a batch, by name; every tensor has one row per text."""
@@ -36,7 +39,7 @@ VALIDATION_SEED = 5
 """Added to an objective's seed for validation texts."""
 
 
-class Batches(ABC):
+class Batches:
     """Makes the texts of one optimizer step into tensors.
 
     ``texts`` is where they come from, by number; None for those that are not read one by one.
@@ -44,16 +47,21 @@ class Batches(ABC):
 
     texts: Any
 
-    @abstractmethod
     def make(self, step: int, first: int, count: int) -> dict[str, Any]:
         """Return texts ``first`` to ``first + count`` of step ``step``: a pure function of these numbers.
 
         For :class:`TokenLosses` a :data:`Batch`; for :class:`PairLosses` one such batch per group of texts.
         """
+        del step
+        return self.batch_of(range(first, first + count))
 
-    def read(self, first: int, count: int) -> list[Any]:
-        """Return what ``texts`` gives for ``count`` numbers from ``first``."""
-        return [self.texts.row(number) for number in range(first, first + count)]
+    def batch_of(self, numbers: range) -> dict[str, Any]:
+        """Return texts by their numbers; a subclass has this, or ``make`` where the step matters."""
+        raise NotImplementedError
+
+    def read(self, numbers: range) -> list[Any]:
+        """Return what ``texts`` gives for these numbers."""
+        return [self.texts.row(number) for number in numbers]
 
     @property
     def skipped(self) -> int:
@@ -153,36 +161,13 @@ class Objective:
         return any(self.weights(step).values())
 
 
-class TextSource(Protocol):
-    """What gives texts to objectives: a corpus (:class:`~gerund.training.corpus.texts.Sources`) or random tokens."""
-
-    @property
-    def cache(self) -> Path | None:
-        """Folder for what is made of texts; None where nothing is to be written."""
-
-    def texts(self, config: TextConfig, length: int, seed: int) -> Any:
-        """Return training texts of at most ``length`` tokens."""
-
-    def validation_texts(self, config: TextConfig, length: int, seed: int) -> Any | None:
-        """Return validation texts; None where there are none."""
-
-    def blocks(self, names: list[str], length: int, seed: int) -> Any:
-        """Return packed blocks."""
-
-    def validation_blocks(self, names: list[str], length: int, rows: int) -> dict[str, Any]:
-        """Return validation blocks by the name of their source."""
-
-    def reads(self, name: str, files: list[Path]) -> None:
-        """Take note of files that an objective reads by itself, and of what the recipe calls them."""
-
-
 @dataclass(frozen=True)
 class Context:
     """What every objective is prepared with."""
 
     recipe: Recipe
     model: TrainableModel
-    source: TextSource  # what gives texts
+    source: "Sources | RandomTexts"  # what gives texts: a corpus or, in a dry run, random tokens
     resuming: bool = False  # whether a run continues from a checkpoint, by the same recipe and on the same texts
 
     def formatter(self, config: ObjectiveConfig, prompt: str | None = None) -> InputFormatter:
@@ -251,7 +236,7 @@ class Context:
 
 
 def prepare_objectives(
-    recipe: Recipe, model: TrainableModel, source: TextSource, *, resuming: bool = False
+    recipe: Recipe, model: TrainableModel, source: "Sources | RandomTexts", *, resuming: bool = False
 ) -> list[Objective]:
     """Return the recipe's objectives, ready to be trained; first those that share a pass."""
     # What never has a weight needs no texts.

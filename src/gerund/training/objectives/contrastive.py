@@ -104,13 +104,14 @@ def prepare_simcse(context: Context, config: SimcseConfig) -> Objective:
     """Return batches of texts with themselves, and InfoNCE under dropout (Gao et al. 2021; LLM2Vec's second stage)."""
     group, formatter = TextGroup.of(context), context.formatter(config)
     losses = ContrastiveLosses.of(context, config, dropout=config.dropout)
-
-    def batches(texts: Any, seed: int) -> Batches:
-        del seed
-        return SimcseBatches(texts, formatter, group)
-
-    # Without dropout both views are the same, so validation says nothing.
-    return context.text_objective(config.kind, config, batches, losses, overhead=formatter.overhead, validate=False)
+    return context.text_objective(
+        config.kind,
+        config,
+        lambda texts, _seed: SimcseBatches(texts, formatter, group),
+        losses,
+        overhead=formatter.overhead,
+        validate=False,  # without dropout both views are the same, so validation says nothing
+    )
 
 
 class TextGroup:
@@ -176,10 +177,9 @@ class ExampleBatches(Batches):
         queries, documents = (context.formatter(config, prompt) for prompt in prompts)
         return cls(examples, queries, documents, TextGroup.of(context), length=config.length)
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the groups ``query``, ``positive`` and, where examples have any, ``negative``."""
-        del step
-        rows = self.read(first, count)
+        rows = self.read(numbers)
         groups = {
             "query": [
                 self.by_instruction.get(row.instruction, self.queries).format_text(row.query, self.length)
@@ -199,10 +199,9 @@ class SimcseBatches(Batches):
     formatter: InputFormatter
     group: TextGroup
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive`` with the same texts; dropout makes them differ."""
-        del step
-        texts = [self.formatter.format(text) for text in self.read(first, count)]
+        texts = [self.formatter.format(text) for text in self.read(numbers)]
         batch = self.group(texts)
         return {"query": batch, "positive": dict(batch)}
 
@@ -231,29 +230,20 @@ class ContrastiveLosses(PairLosses):
         self.temperature, self.similarity, self.in_batch = temperature, similarity, in_batch
 
     @classmethod
-    def of(
-        cls,
-        context: Context,
-        config: ContrastiveConfig,
-        *,
-        head: nn.Module | None = None,
-        dropout: float | None = None,
-    ) -> Self:
-        """Return the losses of a config, on ``head``, else on the head that an earlier objective has made."""
+    def of(cls, context: Context, config: ContrastiveConfig, *, dropout: float | None = None) -> Self:
+        """Return the losses of a config, on the model's head where it has one and the config has no projection."""
+        model, head = context.model, context.model.head
         losses = cls(
-            context.model.runtime,
+            model.runtime,
             temperature=config.temperature,
             similarity=config.similarity,
             projection=config.projection,
             dropout=dropout,
-            below=context.model.below,
+            below=model.below,
         )
-        if head is not None:
+        if head is not None and config.projection is None:
             losses.heads.projection = head
-        elif context.model.head is not None and config.projection is None:
-            losses.heads.projection = context.model.head
-        model_head = context.model.head
-        width = context.model.runtime.state_width if model_head is None else model_head.settings.dimensions
+        width = model.runtime.state_width if head is None else head.settings.dimensions
         if max(config.matryoshka, default=0) > width:
             raise ConfigError(f"{config.kind}: matryoshka {max(config.matryoshka)}, and vectors have {width} numbers")
         losses.matryoshka = config.matryoshka
@@ -292,7 +282,8 @@ def prepare_cosent(context: Context, config: CosentConfig) -> Objective:
     pairs = read_scored_pairs(context.files(config.pairs.files), **config.pairs.model_dump(exclude={"files"}))
     if len({pair.score for pair in pairs}) < 2:
         raise DataError("cosent: every pair has the same score, so there is no order to learn")
-    batches = ScoredBatches(pairs, context.formatter(config), TextGroup.of(context), config, seed=context.seed(config))
+    formatter, group, seed = context.formatter(config), TextGroup.of(context), context.seed(config)
+    batches = ScoredBatches(pairs, formatter, group, length=config.length, seed=seed)
     encoder = VectorEncoder(context.model.runtime, below=context.model.below)
     if context.model.head is not None:
         encoder.projection = context.model.head
@@ -303,21 +294,14 @@ class ScoredBatches(Batches):
     """Scored pairs in shuffled epochs."""
 
     def __init__(
-        self,
-        pairs: Sequence[ScoredPair],
-        formatter: InputFormatter,
-        group: TextGroup,
-        config: CosentConfig,
-        *,
-        seed: int,
+        self, pairs: Sequence[ScoredPair], formatter: InputFormatter, group: TextGroup, *, length: int, seed: int
     ) -> None:
-        self.texts, self.formatter, self.group, self.length = pairs, formatter, group, config.length
+        self.texts, self.formatter, self.group, self.length = pairs, formatter, group, length
         self._order = Mixture([len(pairs)], [1.0], seed=seed)
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive``, the first and second texts; the first has ``score`` (B,)."""
-        del step
-        pairs = [self.texts[self._order.sample(number).item] for number in range(first, first + count)]
+        pairs = [self.texts[self._order.sample(number).item] for number in numbers]
         groups = {
             "query": self._group([pair.text1 for pair in pairs]),
             "positive": self._group([pair.text2 for pair in pairs]),
@@ -340,9 +324,8 @@ class CosentLosses(PairLosses):
         first_BD, second_BD = vectors_ND.float().chunk(2)
         cosines_B, scores_B = functional.cosine_similarity(first_BD, second_BD), batch["query"]["score"]
         pairs = len(cosines_B)
-        if gather:
-            # Every process has the loss of all pairs, of which its own rows take their part of the gradient.
-            cosines_B, scores_B = gather_rows(cosines_B[:, None])[0][:, 0], gather_numbers(scores_B)
+        # Every process has the loss of all pairs, of which its own rows take their part of the gradient.
+        cosines_B, scores_B = gather_rows(cosines_B[:, None], gather)[0][:, 0], gather_numbers(scores_B, gather)
         loss = cosent(cosines_B, scores_B, temperature=self.temperature)
         return loss, pairs * ordered(cosines_B, scores_B).item()
 
@@ -360,12 +343,13 @@ def prepare_sscl(context: Context, config: SsclConfig) -> Objective:
     group, formatter = TextGroup.of(context), context.formatter(config)
     base = context.recipe.model.base
     rewriter = Rewriter(base, config.rewritten, context.source.cache) if config.rewritten and base else None
-    options: dict[str, Any] = {"tokenizer": context.model.tokenizer, "config": config, "rewriter": rewriter}
-
-    def batches(texts: Any, seed: int) -> Batches:
-        return AlteredBatches(texts, formatter, group, seed=seed, **options)
-
-    return context.text_objective(config.kind, config, batches, losses, overhead=formatter.overhead)
+    return context.text_objective(
+        config.kind,
+        config,
+        lambda texts, seed: AlteredBatches(texts, formatter, group, context.model.tokenizer, config, seed, rewriter),
+        losses,
+        overhead=formatter.overhead,
+    )
 
 
 @dataclass(eq=False)
@@ -380,11 +364,10 @@ class AlteredBatches(Batches):
     seed: int
     rewriter: "Rewriter | None" = None
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the groups ``query`` and ``positive``."""
-        del step
         queries, positives = [], []
-        for number in range(first, first + count):
+        for number in numbers:
             ids = self.texts.row(number)
             queries.append(self.formatter.format(ids))
             positives.append(self._altered(ids, number) or queries[-1])

@@ -7,7 +7,7 @@ views of which texts of a batch are similar (Fang et al. 2021, SEED). Further la
 (Romero et al. 2015, FitNets; Jiao et al. 2020, TinyBERT), through heads that are not kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -73,21 +73,22 @@ def prepare(context: Context, config: DistillConfig) -> Objective:
     words_of = None if config.words_of is None else _open_words(config.words_of, teacher.space, is_new=is_new)
     head = _head(context, config, teacher.space, dimensions)
     model = context.model
-    losses = DistillLosses(DistillEncoder(model.runtime, head, dimensions, config.layers, model.below), config)
+    losses = DistillLosses(DistillEncoder(model.runtime, head, config.layers, model.below), config)
     group = TextGroup.of(context)
     if isinstance(teacher, KnownVectors):
         known = KnownBatches(teacher, formatter, group, length=config.length, seed=context.seed(config))
         objective = Objective(config.kind, known, losses, {config.kind: config})
     else:
-
-        def made(texts: Any, seed: int) -> Batches:
-            del seed
-            return DistillBatches(texts, formatter, group, _vectors(context, texts, teacher))
-
-        objective = context.text_objective(config.kind, config, made, losses, overhead=formatter.overhead)
+        objective = context.text_objective(
+            config.kind,
+            config,
+            lambda texts, _seed: DistillBatches(texts, formatter, group, _vectors(context, texts, teacher)),
+            losses,
+            overhead=formatter.overhead,
+        )
     batches: Any = objective.batches
     if is_new and (config.fit_head or head.settings.vocabulary is not None):
-        _fit(head, context, lambda: _fit_by(config, head, context, batches, words_of))
+        _fit(head, context, config, batches, words_of)
     return objective
 
 
@@ -121,7 +122,7 @@ def _head(context: Context, config: DistillConfig, space: str, dimensions: int) 
     return model.head
 
 
-def _vectors(context: Context, texts: Any, teacher: Teacher) -> "TeacherVectors | RandomVectors":
+def _vectors(context: Context, texts: Any, teacher: Teacher) -> TeacherVectors | RandomVectors:
     """Return the teacher's vectors of all texts; random ones in a dry run, which reads no text."""
     if context.source.cache is None:
         return RandomVectors(teacher.dimensions)
@@ -152,8 +153,14 @@ def _pooled(
         yield pooled_BD.float().cpu(), missed_BE
 
 
-def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> None:
-    """Fit a new head in closed form, as ``fit`` does; not in a dry run.
+def _fit(
+    head: ProjectionHead,
+    context: Context,
+    config: DistillConfig,
+    batches: Any,
+    words_of: tuple[ProjectionHead, Any] | None,
+) -> None:
+    """Fit vectors of tokens and words, or take those of another model, and then the linear map; not in a dry run.
 
     The first process does so once per run, since it may take minutes: the others are given its weights, and a resumed
     run reads what was fitted, of which a checkpoint has only what is trained further.
@@ -167,19 +174,6 @@ def _fit(head: ProjectionHead, context: Context, fit: Callable[[], None]) -> Non
         return
     if head.words is not None:
         head.words.read_tokens(context.model.tokenizer)
-    fit()
-    with atomic_folder(folder, overwrite=True) as partial:
-        head.save(partial)
-
-
-def _fit_by(
-    config: DistillConfig,
-    head: ProjectionHead,
-    context: Context,
-    batches: Any,
-    words_of: tuple[ProjectionHead, Any] | None,
-) -> None:
-    """Fit vectors of tokens and words, or take those of another model, and then the linear map."""
     if words_of is not None:
         announce(f"taking the vectors of words of {config.words_of}")
         texts = batches.texts if config.file is not None else _all_texts(context.recipe, config)
@@ -188,6 +182,8 @@ def _fit_by(
         fit_head(head, batches.every())
     if config.fit_head:
         fit_projection(head, _pooled(context, batches, config.fit_head, head))
+    with atomic_folder(folder, overwrite=True) as partial:
+        head.save(partial)
 
 
 def _all_texts(recipe: Recipe, config: DistillConfig) -> Iterator[str]:
@@ -219,10 +215,9 @@ class DistillBatches(Batches):
     group: TextGroup
     vectors: TeacherVectors | RandomVectors | KnownVectors
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the group ``query`` with the teacher's vectors ``teacher`` (B, E)."""
-        del step
-        return {"query": self._batch([self.number(row) for row in range(first, first + count)])}
+        return {"query": self._batch([self.number(row) for row in numbers])}
 
     def every(self, size: int = 256) -> Iterator[Batch]:
         """Yield all texts once, in batches."""

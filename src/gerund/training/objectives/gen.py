@@ -120,7 +120,7 @@ def _pooled(context: Context, batches: "GenBatches", texts: int) -> Iterator[tup
     model, answers = context.model.model.to("cuda" if torch.cuda.is_available() else "cpu"), context.model.answers
     assert answers is not None
     for first in range(0, count, _FIT_TOGETHER):
-        batch = batches.of(range(first, min(first + _FIT_TOGETHER, count)))
+        batch = batches.answered(range(first, min(first + _FIT_TOGETHER, count)))
         ids_BT, end_B = batch["input_ids"].to(model.device), batch["real"].sum(1).to(model.device)
         yield answers.states(model, ids_BT, end_B).float().mean(1).cpu(), batch["teacher"]
 
@@ -176,17 +176,16 @@ class GenBatches(Batches):
         self.texts, self.formatter, self.config, self.pad = texts, formatter, config, pad
         self._order = Mixture([len(texts)], [1.0], seed=seed)
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return a batch.
 
         ``input_ids`` and ``real`` ``(B, T)`` are the texts, with room for the answer tokens behind the longest;
         ``answer`` and ``answer_real`` ``(B, A)`` the answers, ``teacher`` ``(B, E)`` their vectors.
         """
-        del step
-        return self.of([self._order.sample(row).item for row in range(first, first + count)])
+        return self.answered([self._order.sample(number).item for number in numbers])
 
-    def of(self, numbers: Sequence[int]) -> Batch:
-        """Return texts by their numbers."""
+    def answered(self, numbers: Sequence[int]) -> Batch:
+        """Return texts by their numbers among the texts."""
         texts = [self.formatter.format_text(self.texts.texts[number], self.config.length) for number in numbers]
         batch = text_batch(texts, self.pad)
         for name, fill in (("input_ids", self.pad), ("real", 0)):

@@ -38,7 +38,8 @@ def prepare(context: Context, config: GurConfig) -> Objective:
     """Return batches of pairs, and both losses or one of them."""
     seq2seq = context.model.is_encoder_decoder
     writes = seq2seq if config.lm is None else config.lm
-    losses = GurLosses.of(context, config, head=_head(context, config))
+    _prepare_head(context, config)
+    losses = GurLosses.of(context, config)
     formatter, seed = context.formatter(config), context.seed(config)
     pairs = _pairs(context, config)
     batches = GurBatches(
@@ -55,11 +56,11 @@ def prepare(context: Context, config: GurConfig) -> Objective:
     return Objective(config.kind, batches, losses, configs, factors={"gur": config.alpha})
 
 
-def _head(context: Context, config: GurConfig) -> ProjectionHead | None:
-    """Return the base's head, to be trained further, or a new one, or None where the recipe asks for none."""
+def _prepare_head(context: Context, config: GurConfig) -> None:
+    """Train the base's head further, or give the model a new one, unless the recipe asks for none."""
     model, head = context.model, context.model.head
     if config.dimensions is None and (config.projection is not None or not (model.is_encoder_decoder or head)):
-        return None
+        return
     if head is None:
         shape = HeadConfig(model.runtime.state_width, config.dimensions or _DIMENSIONS, config.variant or "paper")
         head = ProjectionHead(shape)
@@ -71,7 +72,6 @@ def _head(context: Context, config: GurConfig) -> ProjectionHead | None:
             "trained further"
         )
     model.head = head.float().train()
-    return model.head
 
 
 def _titles(context: Context, config: GurConfig, pairs: Sequence[MinedPair], seed: int) -> "Titles | None":

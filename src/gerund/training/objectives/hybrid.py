@@ -48,22 +48,19 @@ def prepare(context: Context, *configs: MntpConfig | MsgConfig) -> Objective:
     tokenizer = context.model.tokenizer
     special = set(tokenizer.all_special_ids)
     vocabulary = min(len(tokenizer), context.model.vocabulary)
-    options: dict[str, Any] = {
-        "mntp": mntp,
-        "msg": msg,
-        "mask_id": pick_mask_token(tokenizer, mntp.mask_token) if mntp is not None else 0,
-        "random_ids": np.array([token for token in range(vocabulary) if token not in special]),
-        "pad": context.model.pad,
-    }
-
-    def batches(texts: Any, seed: int) -> Batches:
-        return HybridBatches(texts, formatter, seed=seed, **options)
-
+    mask_id = pick_mask_token(tokenizer, mntp.mask_token) if mntp is not None else 0
+    random_ids = np.array([token for token in range(vocabulary) if token not in special])
+    pad = context.model.pad
     predict = mntp.predict if mntp is not None else "next"
     by_paper = tuple(c.kind for c in (mntp, msg) if c is not None and c.normalisation == "paper")
     losses = HybridLosses(context.model.n_layers, tuple(by_name), predict=predict, by_paper=by_paper)
     return context.text_objective(
-        "+".join(by_name), config, batches, losses, overhead=formatter.overhead, configs=by_name
+        "+".join(by_name),
+        config,
+        lambda texts, seed: HybridBatches(texts, formatter, mntp, msg, mask_id, random_ids, pad, seed),
+        losses,
+        overhead=formatter.overhead,
+        configs=by_name,
     )
 
 
@@ -80,10 +77,9 @@ class HybridBatches(Batches):
     pad: int
     seed: int
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return ``input_ids`` (corrupted), ``real``, ``labels`` (the text), ``selected`` and ``span``, all (B, T)."""
-        del step
-        texts, views = zip(*map(self._view, range(first, first + count)), strict=True)
+        texts, views = zip(*map(self._view, numbers), strict=True)
         batch = text_batch(texts, self.pad)
         batch["labels"] = batch["input_ids"]
         batch["input_ids"] = padded([corrupted for corrupted, _, _ in views], self.pad)

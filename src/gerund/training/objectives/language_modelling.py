@@ -128,11 +128,13 @@ class CausalLosses(TokenLosses):
 def prepare_spans(context: Context, config: SpanConfig) -> Objective:
     """Return batches of texts with hidden spans, and the decoder's loss."""
     corruption = Corruption.of(context, config)
-
-    def batches(texts: Any, seed: int) -> Batches:
-        return SpanBatches(texts, corruption, pad=context.model.pad, seed=seed)
-
-    return context.text_objective(config.kind, config, batches, SpanLosses(), overhead=corruption.formatter.overhead)
+    return context.text_objective(
+        config.kind,
+        config,
+        lambda texts, seed: SpanBatches(texts, corruption, pad=context.model.pad, seed=seed),
+        SpanLosses(),
+        overhead=corruption.formatter.overhead,
+    )
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,11 @@ class SpanBatches(Batches):
     def __init__(self, texts: Any, corruption: Corruption, *, pad: int, seed: int) -> None:
         self.texts, self.corruption, self.pad, self.seed = texts, corruption, pad, seed
 
-    def make(self, step: int, first: int, count: int) -> Batch:
+    def batch_of(self, numbers: range) -> Batch:
         """Return ``input_ids`` and ``real`` (B, T), and ``labels`` (B, L)."""
-        del step
         made = [
             self.corruption(self.corruption.formatter.format(self.texts.row(number)), row_generator(self.seed, number))
-            for number in range(first, first + count)
+            for number in numbers
         ]
         return with_targets(text_batch([text for text, _ in made], self.pad), [target for _, target in made])
 

@@ -221,14 +221,13 @@ class PassageBatches(Batches):
     lengths: tuple[int, int]
     with_negatives: bool
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the groups ``query``, ``positive`` and, where passages bring any, ``negative``.
 
         Beside its tokens a text has a ``place`` (B, 3): its document, first character, and the one after its last; a
         query has that of its true continuation, with which no negative of it may overlap.
         """
-        del step
-        rows = self.read(first, count)
+        rows = self.read(numbers)
         longest, behind = self.lengths
         room = longest - self.prefixes.overhead
         tokenizer = self.prefixes.tokenizer

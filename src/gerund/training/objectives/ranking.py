@@ -333,10 +333,9 @@ class ListBatches(Batches):
         self._queries, self._documents = formatters
         self._special = torch.tensor(sorted(group.runtime.tokenizer.all_special_ids), dtype=torch.long)
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the group ``query`` with the teacher's scores ``teacher`` (Q, C), and the group ``document``."""
-        del step
-        rows, length = self.read(first, count), self.config.length
+        rows, length = self.read(numbers), self.config.length
         queries = [self._queries.format_text(row.query, length) for row in rows]
         documents = [self._documents.format_text(text, length) for row in rows for text in row.documents]
         groups = {"query": self.group(queries), "document": self.group(documents)}
@@ -481,13 +480,12 @@ class PairBatches(Batches):
     def __init__(self, lists: ShuffledLists, reads: Reranker, pad: int) -> None:
         self.texts, self.reads, self.pad = lists, reads, pad
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return the group ``query`` (Q,) with each list's best document, and ``document`` (Q (C - 1),) with others.
 
         ``teacher`` (Q, C) has the teacher's scores, the best document's first.
         """
-        del step
-        rows = self.read(first, count)
+        rows = self.read(numbers)
         best = [(row.query, row.documents[0]) for row in rows]
         others = [(row.query, document) for row in rows for document in row.documents[1:]]
         groups = {"query": self._group(best), "document": self._group(others)}

@@ -41,14 +41,10 @@ def prepare(context: Context, config: UnimaeConfig) -> Objective:
     sizes = context.model.model.config.get_text_config(decoder=True)
     width = context.model.runtime.state_width
     mask = pick_mask_token(context.model.tokenizer, config.mask_token)
-
-    def batches(texts: Any, seed: int) -> Batches:
-        return UnimaeBatches(texts, formatter, config, mask_id=mask, pad=context.model.pad, seed=seed)
-
     return context.text_objective(
         config.kind,
         config,
-        batches,
+        lambda texts, seed: UnimaeBatches(texts, formatter, config, mask_id=mask, pad=context.model.pad, seed=seed),
         UnimaeLosses(width, config.heads or sizes.num_attention_heads, config.length - formatter.overhead),
         overhead=formatter.overhead,
         configs={"mar": config, "mrc": config},
@@ -67,16 +63,15 @@ class UnimaeBatches(Batches):
     pad: int
     seed: int
 
-    def make(self, step: int, first: int, count: int) -> dict[str, Any]:
+    def batch_of(self, numbers: range) -> dict[str, Any]:
         """Return a batch.
 
         ``input_ids`` (corrupted), ``real``, ``labels`` (the whole text) and ``inside`` (True for the text's own
         tokens) are ``(B, T)``; ``text`` (only the text's own tokens) and ``text_real`` ``(B, S)``; ``sees``
         ``(B, S, 1 + S)`` is what each position of the decoder sees.
         """
-        del step
         whole, corrupted, inside, texts, seeds = [], [], [], [], []
-        for number in range(first, first + count):
+        for number in numbers:
             text = self.formatter.format(self.texts.row(number))
             rng = row_generator(self.seed, number)
             places = self.formatter.places(text)
