@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import gerund
-from gerund.cli.main import app
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.adapters import Adapters, base_state, merged_state
 from gerund.models.saved_settings import read_adapters
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
+from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
 pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
@@ -107,9 +106,9 @@ def test_saved_and_loaded_again(joined, runs, expected, tmp_path):
 def test_converted_by_the_command(runs, expected, tmp_path):
     out = tmp_path / "all"
     (runs["score"] / "training.json").write_text("{}")
-    options = ["--infill-adapter", str(runs["infill"]), "--scorer", str(runs["score"])]
-    done = CliRunner().invoke(app, ["convert", str(runs["encode"]), str(out), *options])
-    assert done.exit_code == 0, done.output
+    options = ("--infill-adapter", runs["infill"], "--scorer", runs["score"])
+    done = run_cli("convert", runs["encode"], out, *options)
+    assert done.code == 0, done.err
     check_all_jobs(of(out), expected)
     assert (out / "training-score.json").read_text() == "{}"
     assert not (out / "training-infill.json").exists()
@@ -119,10 +118,7 @@ def test_converted_by_the_command(runs, expected, tmp_path):
 
 @pytest.mark.slow
 def test_merging_joins_nothing(runs, tmp_path):
-    done = CliRunner().invoke(
-        app, ["convert", str(runs["encode"]), str(tmp_path / "x"), "--merge", "--scorer", "there"]
-    )
-    assert isinstance(done.exception, ConfigError)
+    assert run_cli("convert", runs["encode"], tmp_path / "x", "--merge", "--scorer", "there").mistake
     assert not (tmp_path / "x").exists()
 
 
@@ -136,9 +132,8 @@ def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
     for command in (["convert", "--merge"], ["export", "--format", "merged"]):
         for model, told in ((tmp_path / "all", [warning]), (runs["encode"], [])):
             out = tmp_path / "-".join((command[0], model.name))
-            done = CliRunner().invoke(app, [command[0], str(model), str(out), *command[1:]])
-            assert done.exit_code == 0
-            assert done.stderr.splitlines() == told
+            done = run_cli(command[0], model, out, *command[1:])
+            assert (done.code, done.err.splitlines()) == (0, told)
 
 
 @pytest.mark.slow
@@ -149,22 +144,20 @@ def test_reports_go_with_their_adapters(joined, runs, tmp_path):
         (tmp_path / "all" / name).write_text("{}")
 
     def kept(*options):
-        done = CliRunner().invoke(app, ["convert", str(tmp_path / "all"), str(tmp_path / "out"), "--force", *options])
-        assert done.exit_code == 0
+        assert run_cli("convert", tmp_path / "all", tmp_path / "out", "--force", *options).code == 0
         return {path.name for path in (tmp_path / "out").glob("training*.json")}
 
     assert kept() == kept("--attention", "causal") == {*reports, "training-base.json"}
     assert kept("--infill-adapter", "none") == {"training.json", "training-score.json", "training-base.json"}
     assert kept("--adapter", "none") == {"training-base.json"}
     # It does every job then.
-    assert kept("--adapter", str(runs["infill"] / "adapter")) == {"training-infill.json", "training-base.json"}
+    assert kept("--adapter", runs["infill"] / "adapter") == {"training-infill.json", "training-base.json"}
 
 
 @pytest.mark.slow
 def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
     def told(*options):
-        arguments = ["convert", str(runs["encode"]), str(tmp_path / "out"), "--force", *options]
-        return CliRunner().invoke(app, arguments).stderr.splitlines()
+        return run_cli("convert", runs["encode"], tmp_path / "out", "--force", *options).err.splitlines()
 
     assert told("--attention", "mask0-bidir") == [
         "gerund: warning: the adapter was trained under bidir; --adapter none leaves it aside"

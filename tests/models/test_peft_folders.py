@@ -113,27 +113,21 @@ def test_its_base_is_found_next_to_it_and_in_the_hubs_cache(
     assert np.array_equal(load(tmp_path / "lora").encode(TEXTS), expected)
 
 
-BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "no base": ({"base_model_name_or_path": None}, ModelError, "names no model; give its base model, and this folder"),
-    "not here": (
-        {"base_model_name_or_path": "someone/large-model"},
-        ModelError,
-        r"is an adapter for someone/large-model, which is not on this machine; fetch it \(hf download someone/large-m",
-    ),
-    "classifier": (
-        {"task_type": "SEQ_CLS"},
-        ModelError,
-        "says task_type SEQ_CLS, which is not to generate or to embed",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_opened_is_refused(base: Path, tmp_path: Path, name: str) -> None:
-    changes, kind, words = BAD[name]
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base_model_name_or_path": None}, "names no model; give its base model, and this folder"),
+        (
+            {"base_model_name_or_path": "someone/large-model"},
+            r"is an adapter for someone/large-model, which is not on this machine; fetch it \(hf download someone",
+        ),
+        ({"task_type": "SEQ_CLS"}, "says task_type SEQ_CLS, which is not to generate or to embed"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused(base: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     folder = make_adapter(base, tmp_path / "lora", task_type="CAUSAL_LM")
     change(folder / "adapter_config.json", **changes)
-    with pytest.raises(kind, match=words):
+    with pytest.raises(ModelError, match=words):
         load(folder)
 
 
