@@ -272,26 +272,6 @@ def test_small_batches_change_nothing():
                 np.testing.assert_allclose(logprobs, expected, atol=2e-5)
 
 
-def test_infilling_sees_the_right_side_and_a_causal_reading_does_not():
-    model, tokenizer = model_and_tokenizer()
-    for mode, moves in [("infill", True), ("causal", False)]:
-        a, b = (
-            span_logprobs(model, tokenizer, [SpannedText.between("He ran", " far", right)], mode)[0][0]
-            for right in (" away", " home")
-        )
-        assert (np.abs(a - b).max() > 1e-4) == moves
-
-
-def test_no_span_sees_another_one_when_infilling():
-    model, tokenizer = model_and_tokenizer()
-    for mode, moves in [("infill", False), ("causal", True)]:
-        a, b = (
-            span_logprobs(model, tokenizer, [SpannedText(f"He {word} very far.", ((2, 6), (11, 15)))], mode)[0][1]
-            for word in ("rbn", "fly")
-        )
-        assert (np.abs(a - b).max() > 1e-4) == moves
-
-
 @pytest.mark.parametrize(
     "text, counts",
     [

@@ -6,7 +6,7 @@ import pytest
 
 from gerund import ConfigError, TextError
 from gerund.checks import check_texts
-from gerund.inference.encode.spans import check_words, word_tokens
+from gerund.inference.encode.spans import check_words
 from gerund.inference.tokens import InputFormat, tokenize
 from tests.ready_made import closed
 from tests.tiny import byte_tokenizer
@@ -43,11 +43,6 @@ def test_the_text_is_told_from_the_prompt_by_offsets(tokenizer, prompt, text):
     # A token may span the border; then it counts as text. Never the other way round.
     assert after.endswith(text)
     assert len(before) <= len(prompt)
-
-
-def test_a_token_across_the_border_belongs_to_the_text(tokenizer):
-    tokens = one(tokenizer, "he cat", prompt="Now t")  # " th" is one token
-    assert words(tokenizer, tokens.ids[tokens.text_from :]) == " the cat"
 
 
 def test_empty_texts(tokenizer):
@@ -112,14 +107,6 @@ def test_unknown_choices(tokenizer):
         one(tokenizer, "a", empty="skip")
     with pytest.raises(ConfigError, match="valid are: truncate, error"):
         one(tokenizer, "a", overflow="split")
-
-
-def test_words_to_tokens_by_offsets(tokenizer):
-    sentence = ["the", "thing", "é", "a"]
-    [tokens] = tokenize(tokenizer, [" ".join(sentence)], InputFormat(), offsets=True)
-    for word, own in zip(sentence, word_tokens(sentence, tokens.offsets), strict=True):
-        ids = [tokens.ids[tokens.text_from + place] for place in own]
-        assert tokenizer.decode(ids).strip() == word
 
 
 @pytest.mark.parametrize("append_eos", [True, False])

@@ -88,22 +88,6 @@ def test_five_solved_examples_in_the_same_words(method, scripted):
         assert example.count(sentences[missing]) == 1
 
 
-def test_a_solved_example_to_the_letter():
-    asked = prompt("A. ", [" B."], "line-by-line", 1)
-    assert asked.startswith(
-        "You have a five-sentence story with some missing text.\n"
-        "Here is the context for each line, with the missing line indicated:\n"
-        "Line 1: Nora wanted to bake bread for the first time.\n"
-        "Line 2: She mixed flour, water and salt and put the dough in the oven.\n"
-        "Line 3: [Missing Line]\n"
-        "Line 4: Her neighbour looked at it and asked where the yeast was.\n"
-        "Line 5: The next loaf rose so high that it touched the top of the oven.\n"
-        "Please generate the missing line of the story. Please generate only the missing line and nothing else.\n"
-        "The missing line is: Line 3: An hour later it was as flat and hard as a plate.\n\n"
-        "You have a three-sentence story"
-    )
-
-
 def test_the_stories_are_whole():
     assert len(STORIES) == 5
     for sentences, missing in STORIES:
