@@ -13,7 +13,7 @@ from gerund.errors import ModelError
 from gerund.exporting.gguf import TokenTable, token_table
 from gerund.gguf_file import read_file
 from gerund.models.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer
-from tests.models.gguf_writer import common_settings, put, tensors
+from tests.models.gguf_writer import common_settings, finish, put, tensors
 from tests.tiny import tiny
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
@@ -60,12 +60,7 @@ def write(path: Path, table: TokenTable, **settings: Any) -> Path:
         writer.add_token_scores(table.scores)
     for key, value in settings.items():
         put(writer, f"tokenizer.ggml.{key}", value)
-    for name, tensor in tensors(model, "llama").items():
-        writer.add_tensor(name, tensor.detach().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors(model, "llama"))
     return path
 
 

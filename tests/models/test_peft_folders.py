@@ -148,7 +148,7 @@ def test_broken_adapters(base: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ LLM2Vec
 
 
-def llm2vec(folder: Path, base: str, around: tuple[str, str]) -> tuple[Path, PreTrainedModel]:
+def llm2vec(folder: Path, base: str) -> tuple[Path, PreTrainedModel]:
     """Write base, MNTP and SimCSE adapters as they are published; return the last folder and the merged encoder."""
     plain = save_tiny(folder / base, "mistral", sliding_window=None, max_position_embeddings=512)
     change(plain / "tokenizer_config.json", model_max_length=512)
@@ -183,7 +183,7 @@ def encoded(model: PreTrainedModel, text: str, instruction: str, around: tuple[s
 def test_llm2vec_encodes_with_both_adapters_and_generates_with_none(
     tmp_path: Path, base: str, around: tuple[str, str]
 ) -> None:
-    folder, both = llm2vec(tmp_path, base, around)
+    folder, both = llm2vec(tmp_path, base)
     lm = load(folder)
     assert (lm.encoder.attention.name, lm.encoder.max_length) == ("bidir", 512)
     # LLM2Vec counts the tokens of a text alone, so none may hold the space before it too.
@@ -201,7 +201,7 @@ def test_llm2vec_encodes_with_both_adapters_and_generates_with_none(
 
 @pytest.mark.slow
 def test_llm2vecs_settings_and_what_is_missing(tmp_path: Path) -> None:
-    folder, _ = llm2vec(tmp_path, "Sheared", ("", ""))
+    folder, _ = llm2vec(tmp_path, "Sheared")
     write(
         folder / "llm2vec_config.json", {"pooling_mode": "weighted_mean", "max_length": 40, "skip_instruction": False}
     )

@@ -104,8 +104,9 @@ def test_empty_texts_become_zeros_only_on_request():
     vectors = lm.encode(["the cat", "", " "], empty="zeros")
     assert np.abs(vectors[1:]).max() == 0
     np.testing.assert_allclose(vectors[0], lm.encode("the cat"), atol=1e-6)
-    with pytest.raises(TextError, match="text 1 is empty"):
-        lm.encode(["the cat", ""])
+    for text in ("", "  ", "\n\t"):
+        with pytest.raises(TextError, match="text 1 is empty; set empty to zeros"):
+            lm.encode(["the cat", text])
     assert lm.encode_tokens(["", "a"], empty="zeros")[0].shape == (0, 32)
 
 

@@ -106,20 +106,7 @@ def test_greedy_and_beams_equal_a_slow_search_over_whole_texts(name):
         assert result.lengths == [len(span)]
 
 
-@pytest.mark.slow
-def test_a_gap_of_each_length_is_filled_as_if_alone():
-    lm, slow = build("mistral"), Slow("mistral")
-    left, right = left_and_right(lm)
-    lengths = [1, 2, 3, 5, 7]
-    for settings in ({}, {"beams": 3}, {"sampling": Sampling(temperature=1.0, seed=3), "samples": 2}):
-        alone = [lm.infill(TEXT, lengths=length, **settings) for length in lengths]
-        together = lm.infill(TEXT, lengths=lengths, **settings)
-        best = max(alone, key=lambda one: slow.behind(left, one.token_ids[0], right))
-        assert together.scores[0] == pytest.approx(best.scores[0], abs=1e-5)
-        assert together.token_ids == best.token_ids
-
-
-def written_paths(lm, search, monkeypatch=None):
+def written_paths(lm, search):
     """Return every span that is written for the one gap of TEXT."""
     found = []
     own = infilling.write
@@ -128,11 +115,9 @@ def written_paths(lm, search, monkeypatch=None):
         found.extend(own(*given, **settings))
         return found
 
-    infilling.write = write
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(infilling, "write", write)
         fill(lm.model, lm.tokenizer, BlankedText.of(TEXT, "[blank]"), search)
-    finally:
-        infilling.write = own
     return found
 
 
