@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,8 +23,6 @@ def write_gguf(
     **changes: Any,
 ) -> Path:
     """Write a model as a file of an architecture, or the given weights; ``changes`` are further settings."""
-    import gguf
-
     writer = gguf.GGUFWriter(path, arch)
     settings = {**common_settings(model.config), **(EXTRA[arch](model.config) if arch in EXTRA else {}), **changes}
     for key, value in settings.items():
@@ -270,8 +269,6 @@ EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def tensors(model: PreTrainedModel, arch: str) -> dict[str, Tensor]:
     """Return the weights as llama.cpp's converter stores them."""
-    import gguf
-
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     stored: dict[str, Tensor] = {}

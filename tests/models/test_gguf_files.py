@@ -1,6 +1,5 @@
 """A GGUF file is read as the model that it was written from; a damaged one is refused."""
 
-import importlib.util
 import json
 import struct
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 import gerund
 from gerund import gguf_file
 from gerund.errors import ModelError
+from gerund.exporting.gguf import FILE_TYPES, write_file
 from gerund.gguf_file import GgufFile, read_file
 from gerund.models.encoder_settings import StoredSettings
 from gerund.models.gguf_model import read_config
@@ -24,16 +24,12 @@ from gerund.settings.plan import AttentionPlan
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
-
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
 TEXTS = ["The old man looked at the sea.", "Prices rose by 3.14% in 2024, they said.", "naïve café", "  two  spaces"]
 
 
 def write(lm: gerund.LanguageModel, path: Path, type: GgufType = "f32") -> Path:
     """Write a model as GGUF without asking llama.cpp, which its own tests do."""
-    from gerund.exporting.gguf import FILE_TYPES, write_file
-
     write_file(lm.runtime, path, FILE_TYPES[type])
     return path
 

@@ -17,7 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
+from gerund import checks
 from gerund.attention import interface
+from gerund.cli.convert import _reports
 from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
 from gerund.inference.tokens import context_length
 from gerund.models import folder_files, loading
@@ -429,8 +431,6 @@ def test_an_adapter_with_a_link(tiny_folder: Path, tmp_path: Path, secret: Path)
 
 
 def test_the_record_of_another_models_training(tmp_path: Path, secret: Path) -> None:
-    from gerund.cli.convert import _reports
-
     other = tmp_path / "other"
     other.mkdir()
     (other / "training.json").symlink_to(secret)
@@ -462,8 +462,6 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_input_that_is_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a writer it is read; without one nobody waits for ever."""
-    from gerund import checks
-
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writing = threading.Thread(target=lambda: pipe.write_text("a\nb\n"))

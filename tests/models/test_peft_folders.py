@@ -16,7 +16,7 @@ from gerund.models.adapters import stacked
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli
 from tests.ready_made import change, ready_made, write
-from tests.tiny import byte_tokenizer, save_tiny
+from tests.tiny import byte_tokenizer, load, save_tiny
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in PEFT_WARNINGS]
 
@@ -26,10 +26,6 @@ TEXTS = ["the cat sat on the mat", "a", "zürich 数据库, and another thing"]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def load(folder: Path, **options: Any) -> gerund.LanguageModel:
-    return gerund.load(folder, **{"dtype": "float32", **options})
 
 
 def adapter(base: Path | PreTrainedModel, folder: Path, name: str, *, seed: int = 0, **settings: Any) -> Path:

@@ -24,7 +24,7 @@ from gerund.models.sources import Source, find
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.templates import PromptText
 from tests.ready_made import OLD, PROMPTS, WIDTH, change, closed, dense, ready_made, write
-from tests.tiny import byte_tokenizer, save_tiny
+from tests.tiny import byte_tokenizer, load, save_tiny
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer
@@ -35,10 +35,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 
 TEXTS = ["the cat sat on the mat, and another thing", "a", "zürich 数据库", "in the beginning there was a thing " * 3]
 NEAR = 1e-5
-
-
-def load(folder: Path, **options: Any) -> gerund.LanguageModel:
-    return gerund.load(folder, **{"dtype": "float32", **options})
 
 
 def theirs(folder: Path) -> SentenceTransformer:
@@ -304,9 +300,8 @@ def test_a_flag_decides_whether_later_tokens_are_seen(tmp_path: Path, model_type
 def test_a_model_that_reads_both_ways_keeps_its_flag_and_does_not_generate(tmp_path: Path) -> None:
     folder = ready_made(tmp_path / "st", "gemma3_text", with_head=True, **{**GEMMA, "sliding_window": 9})
     lm = load(folder)
-    with pytest.raises(
-        ModelError, match=r"attends in both directions, as its config.json says: it encodes, but cannot"
-    ):
+    message = "attends in both directions, as its config.json says: it encodes, but cannot"
+    with pytest.raises(ModelError, match=message):
         lm.generate("a")
     lm.save(tmp_path / "saved")
     config = json.loads((tmp_path / "saved" / "config.json").read_text())

@@ -282,11 +282,9 @@ def test_a_prompt_that_is_not_seen_is_found_out(monkeypatch):
     attend = Branches.attend
 
     def blind(self, *rest):
-        whole, self.trunks = self.trunks, [[(k[:, -1:], v[:, -1:]) for k, v in own] for own in self.trunks]
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "trunks", [[(k[:, -1:], v[:, -1:]) for k, v in own] for own in self.trunks])
             return attend(self, *rest)
-        finally:
-            self.trunks = whole
 
     monkeypatch.setattr(Branches, "attend", blind)
     assert not can_branch(runtime)

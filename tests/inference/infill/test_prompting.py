@@ -2,7 +2,6 @@
 
 import pytest
 
-import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.infill import prompting
@@ -206,16 +205,12 @@ def test_a_prompt_that_is_too_long():
 
 
 @pytest.mark.slow
-def test_the_embedded_default_answers():
-    try:
-        lm = gerund.load(attention="causal")
-    except gerund.ModelError:
-        pytest.skip("this installation has no bundled model")
+def test_the_embedded_default_answers(bundled):
     for method in PROMPT_METHODS:
         settings = {"method": method, "max_tokens": 3, "sampling": Sampling(temperature=1, seed=1)}
         shots = 0 if method == "contextual" else 1
-        once = fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
-        assert once == fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
-        [plain] = lm.generate(prompt(GYM[0], GYM[1:], method, shots), 3, Sampling(temperature=1, seed=1))
+        once = fill(bundled.model, bundled.tokenizer, GYM, shots=shots, **settings)
+        assert once == fill(bundled.model, bundled.tokenizer, GYM, shots=shots, **settings)
+        [plain] = bundled.generate(prompt(GYM[0], GYM[1:], method, shots), 3, Sampling(temperature=1, seed=1))
         assert once == [answer(plain.text)]
         assert "\n" not in once[0]

@@ -151,9 +151,8 @@ def test_room_is_what_an_endless_text_leaves(tokenizer):
     for prompt in PROMPTS:
         for append_eos in (False, True):
             formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=append_eos)
-            with pytest.raises(
-                ConfigError, match=f"no room for text: prompt and special tokens take {formatter.overhead}"
-            ):
+            message = f"no room for text: prompt and special tokens take {formatter.overhead}"
+            with pytest.raises(ConfigError, match=message):
                 formatter.format_text("the cat", formatter.overhead)
             rng = random.Random(0)
             text = " ".join(rng.choices(["the", "thing", "in", "an", "inn"], k=60))
