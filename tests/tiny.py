@@ -15,6 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+import gerund
 from gerund.attention.interface import attach
 from gerund.attention.layouts import attach_streams, decoder_layers
 from gerund.language_model import LanguageModel
@@ -282,6 +283,11 @@ def save_tiny_t5(folder: Path, *, sentinels: int = 8, seed: int = 0, **changes: 
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def load(folder: Path, **options: Any) -> LanguageModel:
+    """Load a saved model in float32, so that two ways to compute something agree."""
+    return gerund.load(folder, **{"dtype": "float32", **options})
 
 
 def long_rotary(limit: int) -> dict[str, Any]:

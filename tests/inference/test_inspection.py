@@ -23,12 +23,6 @@ from tests.tiny import CONFIGS, N_LAYERS, REFUSED, batch, byte_tokenizer, ready,
 IDS = batch("none", (9,))["input_ids"][0].tolist()
 
 
-def eager(name):
-    model = tiny(name)
-    model.set_attn_implementation("eager")
-    return model
-
-
 def resolved(name, **settings):
     return AttentionPlan(name, **settings).resolve(N_LAYERS)
 
@@ -37,7 +31,8 @@ def resolved(name, **settings):
 @torch.no_grad()
 def test_causal_maps_equal_those_of_plain_transformers(name):
     ours = attention_maps(ready(name), IDS, causal_plan(N_LAYERS))
-    plain = eager(name)(torch.tensor([IDS]), output_attentions=True, use_cache=False).attentions
+    eager = tiny(name, attn_implementation="eager")
+    plain = eager(torch.tensor([IDS]), output_attentions=True, use_cache=False).attentions
     assert [(item.layer, item.run) for item in ours] == [(i, 0) for i in range(N_LAYERS)]
     for item, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(item.weights, expected[0], atol=2e-6, rtol=1e-5)

@@ -272,26 +272,6 @@ def test_small_batches_change_nothing():
                 np.testing.assert_allclose(logprobs, expected, atol=2e-5)
 
 
-def test_infilling_sees_the_right_side_and_a_causal_reading_does_not():
-    model, tokenizer = model_and_tokenizer()
-    for mode, moves in [("infill", True), ("causal", False)]:
-        a, b = (
-            span_logprobs(model, tokenizer, [SpannedText.between("He ran", " far", right)], mode)[0][0]
-            for right in (" away", " home")
-        )
-        assert (np.abs(a - b).max() > 1e-4) == moves
-
-
-def test_no_span_sees_another_one_when_infilling():
-    model, tokenizer = model_and_tokenizer()
-    for mode, moves in [("infill", False), ("causal", True)]:
-        a, b = (
-            span_logprobs(model, tokenizer, [SpannedText(f"He {word} very far.", ((2, 6), (11, 15)))], mode)[0][1]
-            for word in ("rbn", "fly")
-        )
-        assert (np.abs(a - b).max() > 1e-4) == moves
-
-
 @pytest.mark.parametrize(
     "text, counts",
     [
@@ -365,9 +345,8 @@ def test_the_verb():
     lm = LanguageModel(*model_and_tokenizer())
     for mode, plan in [("infill", "hybrid"), ("causal", "causal")]:
         [expected] = slow_spans("llama", TEXTS[0], plan)
-        np.testing.assert_allclose(
-            lm.span_logprobs("He ran to", " the other", " side.", mode=mode), expected, atol=2e-5
-        )
+        found = lm.span_logprobs("He ran to", " the other", " side.", mode=mode)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
     np.testing.assert_allclose(lm.span_logprobs("a", "b", "c"), lm.span_logprobs("a", "b", "c", mode="infill"))
     with pytest.raises(TextError, match="span of characters 1 to 1 is empty"):
         lm.span_logprobs("a", "", "c")

@@ -298,10 +298,8 @@ def test_control_tokens_of_a_prompt_are_parsed_and_those_of_a_text_are_not():
     cut = InputFormat(prompt=prompt, max_length=frame.size + 3)
     [tokens] = tokenize(tokenizer, [text], cut, warn=False)
     assert len(tokens) == frame.size + 3
-    assert (
-        tokens.ids
-        == text_ids(tokenizer, Rendered(prompt + text, literal=[(len(prompt), 99)], with_specials=True))[: len(tokens)]
-    )
+    rendered = Rendered(prompt + text, literal=[(len(prompt), 99)], with_specials=True)
+    assert tokens.ids == text_ids(tokenizer, rendered)[: len(tokens)]
     [whole] = tokenize(tokenizer, [text], InputFormat(prompt=prompt))
     assert whole.ids.count(tokenizer.eos_token_id) == 1
     [parsed] = tokenize(tokenizer, [text], InputFormat(prompt=prompt, parses_control=True))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,20 +23,22 @@ def write_gguf(
     **changes: Any,
 ) -> Path:
     """Write a model as a file of an architecture, or the given weights; ``changes`` are further settings."""
-    import gguf
-
     writer = gguf.GGUFWriter(path, arch)
     settings = {**common_settings(model.config), **(EXTRA[arch](model.config) if arch in EXTRA else {}), **changes}
     for key, value in settings.items():
-        put(writer, f"{arch}.{key.replace('__', '.')}", value)
+        put(writer, f"{arch}.{key}", value)
     write_tokens(writer, tokenizer, model, token_table(tokenizer, model.get_input_embeddings().weight.shape[0]))
-    for name, tensor in (weights or tensors(model, arch)).items():
+    finish(writer, weights or tensors(model, arch))
+    return path
+
+
+def finish(writer: Any, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
         writer.add_tensor(name, tensor.detach().float().contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def put(writer: Any, key: str, value: Any) -> None:
@@ -56,7 +59,7 @@ def _head(config: Any) -> int:
 def common_settings(config: Any) -> dict[str, Any]:
     """Return the settings that most architectures have."""
     heads = config.num_attention_heads
-    partial = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) if _plain_rope(config) else 1.0
+    rope = _rope(config)
     return {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -66,16 +69,19 @@ def common_settings(config: Any) -> dict[str, Any]:
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None) or heads,
         "attention.key_length": _head(config),
         "attention.value_length": _head(config),
-        "rope.dimension_count": int(_head(config) * partial),
-        "rope.freq_base": _theta(config),
+        "rope.dimension_count": int(_head(config) * rope.get("partial_rotary_factor", 1.0)),
+        "rope.freq_base": float(rope["rope_theta"]) if "rope_theta" in rope else None,
         "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", None) or 1e-5),
-        **_scaling(config),
+        **_scaling(rope),
     }
 
 
-def _scaling(config: Any) -> dict[str, Any]:
+def _rope(config: Any) -> dict[str, Any]:
     rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
+    return rope.get("full_attention", rope)
+
+
+def _scaling(rope: dict[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type", "default")
     if kind not in ("linear", "yarn", "longrope"):
         return {}
@@ -84,16 +90,6 @@ def _scaling(config: Any) -> dict[str, Any]:
         "rope.scaling.factor": float(rope["factor"]) if "factor" in rope else None,
         "rope.scaling.original_context_length": rope.get("original_max_position_embeddings"),
     }
-
-
-def _theta(config: Any) -> float | None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
-    return float(rope["rope_theta"]) if "rope_theta" in rope else None
-
-
-def _plain_rope(config: Any) -> bool:
-    return "rope_theta" in (getattr(config, "rope_parameters", None) or {})
 
 
 def _layer_norm(config: Any, key: str = "layer_norm_eps") -> dict[str, Any]:
@@ -237,7 +233,6 @@ EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
     "qwen35moe": lambda config: {**_qwen35(config), **_shared_expert(config)},
     "gemma2": _gemma,
     "gemma3": _gemma3,
-    "gemma-embedding": _gemma3,
     "gpt2": lambda config: _layer_norm(config, "layer_norm_epsilon"),
     "gptneox": lambda config: {**_layer_norm(config), "use_parallel_residual": config.use_parallel_residual},
     "olmo": lambda config: {
@@ -274,8 +269,6 @@ EXTRA: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def tensors(model: PreTrainedModel, arch: str) -> dict[str, Tensor]:
     """Return the weights as llama.cpp's converter stores them."""
-    import gguf
-
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     stored: dict[str, Tensor] = {}
@@ -304,7 +297,7 @@ def _pairs(tensor: Tensor, heads: int) -> Tensor:
 
 
 _IN_PAIRS = ("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "olmo", "arcee")
-_ONE_ADDED = ("gemma", "gemma2", "gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe")
+_ONE_ADDED = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 
 
 def _converted(name: str, tensor: Tensor, arch: str, config: Any) -> Iterator[tuple[str, Tensor]]:

@@ -3,14 +3,14 @@
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -24,10 +24,11 @@ from gerund.models.adapters import (
     base_state,
     count_parameters,
     load_adapters,
-    merged_state,
 )
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.tiny import batch, save_tiny, tiny
+from tests.models.test_loading import refusal
+from tests.threads import at_once
+from tests.tiny import save_tiny
 
 TEXTS = ["the cat", "a dog in the garden and another thing", "x"]
 IDS = torch.arange(3, 20)[None]
@@ -44,6 +45,11 @@ KINDS: dict[str, dict] = {
     "embeddings kept whole": {"modules_to_save": ["embed_tokens"]},
     "norm and head kept whole": {"modules_to_save": ["norm", "lm_head"]},
     "dropout": {"lora_dropout": 0.5},
+}
+ARCHITECTURES: dict[str, dict] = {
+    "gpt2": {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True},  # its layers are transposed
+    "qwen2_moe": {"target_modules": "all-linear"},
+    "deepseek_v3": {"target_modules": "all-linear"},
 }
 
 
@@ -71,12 +77,10 @@ def load(folder: Path, adapter: Path | None = None, **options) -> gerund.Languag
 
 def peft_means(base: Path, adapter: Path, lm: gerund.LanguageModel) -> np.ndarray:
     """Encode with nothing but PEFT, one text at a time, causally, mean over all tokens."""
-    from peft import PeftModel
-
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
     with torch.no_grad():
         rows = [lm.tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
-        return torch.cat([model.base_model.model.model(ids).last_hidden_state.mean(1) for ids in rows]).numpy()
+        return torch.cat([model.base_model.model.base_model(ids).last_hidden_state.mean(1) for ids in rows]).numpy()
 
 
 @torch.no_grad()
@@ -84,9 +88,7 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
     return lm.model(IDS).logits
 
 
-@pytest.mark.sweep(quick=0, check=4)
-def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
-    base, adapter = adapted
+def check_encoding(base: Path, adapter: Path, out: Path) -> None:
     plain, lm = load(base, attention="causal"), load(base, adapter, attention="causal")
     assert torch.equal(logits(lm), logits(plain))
     written = [[item.token_ids for item in one.generate(TEXTS, max_new_tokens=4)] for one in (lm, plain)]
@@ -98,28 +100,27 @@ def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     assert own.keys() == before.keys()
     assert all(torch.equal(own[name], before[name]) for name in own)
 
-    lm.save(tmp_path / "out")
-    again = load(tmp_path / "out", attention="causal")
+    lm.save(out)
+    again = load(out, attention="causal")
     assert np.array_equal(again.encode(TEXTS, normalize=False), found)
     assert again.fingerprint() == lm.fingerprint() != plain.fingerprint()
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS).logits, logits(plain))
-    saved, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", base))
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(out)(IDS).logits, logits(plain))
+    saved, original = (load_file(folder / "model.safetensors") for folder in (out, base))
     assert saved.keys() == original.keys()
     assert all(torch.equal(saved[name], original[name]) for name in saved)
-    assert sorted(path.name for path in (tmp_path / "out" / "adapter").iterdir()) == [
+    assert sorted(path.name for path in (out / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
 
 
-@pytest.mark.sweep(quick=0, check=4)
-def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
-    lm = load(*adapted, k=2)
+def check_merging(base: Path, adapter: Path, out: Path) -> None:
+    lm = load(base, adapter, k=2)
     before = {name: tensor.clone() for name, tensor in lm.model.state_dict().items()}
-    lm.export(tmp_path / "merged", "merged")
-    merged = load(tmp_path / "merged")
+    lm.export(out, "merged")
+    merged = load(out)
     np.testing.assert_allclose(merged.encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
-    assert merged.fingerprint() in (tmp_path / "merged" / "gerund.json").read_text()
+    assert merged.fingerprint() in (out / "gerund.json").read_text()
     assert merged.adapters.folders == {}
     assert merged.encoder.attention == lm.encoder.attention.with_defaults(4)
     with active_adapter("encode"):
@@ -127,14 +128,19 @@ def test_merging(adapted: tuple[Path, Path], tmp_path: Path) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in lm.model.state_dict().items())
 
 
+@pytest.mark.sweep(quick=0, check=4)
+def test_every_kind(adapted: tuple[Path, Path], tmp_path: Path) -> None:
+    check_encoding(*adapted, tmp_path / "saved")
+    check_merging(*adapted, tmp_path / "merged")
+
+
 @pytest.mark.slow
-def test_gpt2_with_its_transposed_layers(tmp_path: Path) -> None:
-    base = save_tiny(tmp_path / "base", "gpt2")
-    adapter = make_adapter(base, tmp_path / "lora", target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
-    plain, lm = load(base), load(base, adapter)
-    assert torch.equal(logits(lm), logits(plain))
-    lm.export(tmp_path / "merged", "merged")
-    np.testing.assert_allclose(load(tmp_path / "merged").encode(TEXTS), lm.encode(TEXTS), atol=1e-5)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture(name: str, tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base", name)
+    adapter = make_adapter(base, tmp_path / "lora", **ARCHITECTURES[name])
+    check_encoding(base, adapter, tmp_path / "saved")
+    check_merging(base, adapter, tmp_path / "merged")
 
 
 def test_half_precision(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
@@ -180,13 +186,6 @@ def test_saving_over_the_folder_that_it_came_from(tiny_folder: Path, adapter_fol
     assert load(tmp_path / "out").fingerprint() == lm.fingerprint()
 
 
-def refusal(model: Path, adapter: Path, kind: type[Exception] = ModelError) -> str:
-    with pytest.raises(kind) as caught:
-        load(model, adapter)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "says"),
@@ -200,30 +199,31 @@ def refusal(model: Path, adapter: Path, kind: type[Exception] = ModelError) -> s
 def test_an_adapter_for_another_model(tiny_folder: Path, tmp_path: Path, changes: dict, says: str) -> None:
     layers = {"target_modules": ["c_attn"]} if "model_type" in changes else {}
     adapter = make_adapter(save_tiny(tmp_path / "other", **changes), tmp_path / "lora", **layers)
-    assert says in refusal(tiny_folder, adapter)
+    assert says in refusal(tiny_folder, adapter=adapter)
 
 
-@pytest.mark.parametrize("settings", [{"bias": "all"}, {"bias": "lora_only"}, {"init_lora_weights": "pissa"}])
-def test_an_adapter_that_would_change_what_is_written(tmp_path: Path, settings: dict) -> None:
+ALWAYS = "changes the model even while it is inactive"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"bias": "all"}, ALWAYS),
+        ({"bias": "lora_only"}, ALWAYS),
+        ({"init_lora_weights": "pissa"}, ALWAYS),
+        ({"trainable_token_indices": [3, 4]}, "trains single tokens"),
+    ],
+)
+def test_an_adapter_that_would_change_what_is_written(tmp_path: Path, settings: dict, says: str) -> None:
     base = save_tiny(tmp_path / "base", "qwen2")
-    adapter = make_adapter(base, tmp_path / "lora", **settings)
-    assert "changes the model even while it is inactive" in refusal(base, adapter)
-
-
-def test_single_tokens(tiny_folder: Path, tmp_path: Path) -> None:
-    adapter = make_adapter(tiny_folder, tmp_path / "lora", trainable_token_indices=[3, 4])
-    assert "trains single tokens" in refusal(tiny_folder, adapter)
+    assert says in refusal(base, adapter=make_adapter(base, tmp_path / "lora", **settings))
 
 
 def test_a_prompt_tuning(tiny_folder: Path, tmp_path: Path) -> None:
-    from peft import PromptTuningConfig, get_peft_model
-
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny_folder),
-        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
-    )
-    model.save_pretrained(tmp_path / "prompt")
-    assert "changes no layer" in refusal(tiny_folder, tmp_path / "prompt")
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    get_peft_model(model, config).save_pretrained(tmp_path / "prompt")
+    assert "changes no layer" in refusal(tiny_folder, adapter=tmp_path / "prompt")
 
 
 def test_one_that_cannot_be_merged(tiny_folder: Path, tmp_path: Path) -> None:
@@ -235,16 +235,16 @@ def test_one_that_cannot_be_merged(tiny_folder: Path, tmp_path: Path) -> None:
 
 
 def test_folders_that_are_no_adapters(tiny_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
-    assert "it has no adapter_config.json" in refusal(tiny_folder, tmp_path, DataError)
+    assert "it has no adapter_config.json" in refusal(tiny_folder, DataError, adapter=tmp_path)
     spoiled = shutil.copytree(adapter_folder, tmp_path / "spoiled")
     (spoiled / "adapter_model.safetensors").write_bytes(b"x")
-    assert "cannot be read: Error while deserializing" in refusal(tiny_folder, spoiled)
+    assert "cannot be read: Error while deserializing" in refusal(tiny_folder, adapter=spoiled)
     (spoiled / "adapter_model.safetensors").unlink()
     (spoiled / "adapter_model.bin").write_bytes(b"x")
-    assert "has no adapter_model.safetensors" in refusal(tiny_folder, spoiled, DataError)
+    assert "has no adapter_model.safetensors" in refusal(tiny_folder, DataError, adapter=spoiled)
     shutil.copy(adapter_folder / "adapter_model.safetensors", spoiled)
     (spoiled / "adapter_config.json").write_text("{")
-    assert "does not fit this model" in refusal(tiny_folder, spoiled)
+    assert "does not fit this model" in refusal(tiny_folder, adapter=spoiled)
 
 
 def test_only_one_adapter(tiny_folder: Path, adapter_folder: Path) -> None:
@@ -278,7 +278,7 @@ def same(one: object, other: object) -> bool:
 def inactive(lm: gerund.LanguageModel) -> dict[str, Callable[[], object]]:
     """Return the verbs that an adapter takes no part in."""
     return {
-        "logits": torch.no_grad()(lambda: lm.model(torch.arange(3, 20)[None]).logits),
+        "logits": lambda: logits(lm),
         "generate": lambda: lm.generate(TEXTS, 4, SAMPLED),
         "stream": lambda: list(lm.stream(TEXTS[0], 4)),
         "left only": lambda: lm.span_logprobs(*SPAN, mode="causal"),
@@ -307,101 +307,51 @@ def test_no_verb_ever_sees_the_weights_of_another(models) -> None:
     found = {name: verb() for name, verb in verbs.items()}
     assert [name for name in verbs if not same(found[name], wanted[name])] == []
 
-    barrier = threading.Barrier(len(verbs))
-
     def repeat(name: str) -> bool:
-        barrier.wait()
         return all(same(verbs[name](), wanted[name]) for _ in range(ROUNDS))
 
-    with ThreadPoolExecutor(len(verbs)) as pool:
-        assert dict(zip(verbs, pool.map(repeat, verbs), strict=True)) == dict.fromkeys(verbs, True)
-
-
-@pytest.fixture(params=["qwen2_moe", "deepseek_v3"])
-def experts(request, tmp_path):
-    torch.manual_seed(0)
-    wrapped = get_peft_model(tiny(request.param, vocab_size=266), LoraConfig(r=2, target_modules="all-linear"))
-    for name, parameter in wrapped.named_parameters():
-        if "lora_" in name:
-            parameter.data.normal_(0, 0.1)
-    wrapped.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
-    return request.param, tmp_path / "adapter"
-
-
-@torch.no_grad()
-def test_merging_gives_what_the_active_adapter_gives(experts):
-    name, folder = experts
-    inputs = batch("none")
-    plain = tiny(name, vocab_size=266)
-    model = tiny(name, vocab_size=266)
-    load_adapters(model, {"encode": folder})
-    assert torch.equal(model(**inputs).logits, plain(**inputs).logits)
-    own = base_state(model)
-    assert own.keys() == plain.state_dict().keys()
-    assert all(torch.equal(own[key], value) for key, value in plain.state_dict().items())
-    with active_adapter("encode"):
-        active = model(**inputs).logits
-    assert (active - plain(**inputs).logits).abs().max() > 1e-3
-    merged = tiny(name, vocab_size=266)
-    merged.load_state_dict(merged_state(model, "encode"))
-    torch.testing.assert_close(merged(**inputs).logits, active, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_saved_folder_reads_again(experts, tmp_path):
-    name, folder = experts
-    base = save_tiny(tmp_path / "base", name)
-    lm = gerund.load(base, attention="bidir", adapter=str(folder), dtype="float32")
-    lm.save(tmp_path / "saved")
-    again = gerund.load(tmp_path / "saved", dtype="float32")
-    assert abs(again.encode(["an owl"]) - lm.encode(["an owl"])).max() < 1e-6
+    found = at_once([partial(repeat, name) for name in verbs])
+    assert dict(zip(verbs, found, strict=True)) == dict.fromkeys(verbs, True)
 
 
 @pytest.fixture
-def folders_fast(tmp_path: Path) -> tuple[Path, Path]:
-    base = save_tiny(tmp_path / "base", "llama")
-    return base, make_adapter(base, tmp_path / "lora", target_modules="all-linear")
-
-
-def load_fast(folders_fast, dtype="float32"):
-    return gerund.load(folders_fast[0], k=2, adapter=folders_fast[1], dtype=dtype)
+def fast(tiny_folder: Path, tmp_path: Path) -> Callable[..., gerund.LanguageModel]:
+    """Loads the tiny model with an adapter that gerund computes more quickly than PEFT."""
+    adapter = make_adapter(tiny_folder, tmp_path / "lora", target_modules="all-linear")
+    return partial(gerund.load, tiny_folder, adapter=adapter, k=2)
 
 
 def by_peft(lm, texts=TEXTS):
     """What PEFT's own layers give."""
     layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
-    before = [layer.gerund_fast for layer in layers]
     assert layers
-    for layer in layers:
-        layer.gerund_fast = {}
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for layer in layers:
+            patch.setattr(layer, "gerund_fast", {})
         return lm.encode(texts)
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            layer.gerund_fast = own
 
 
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
-def test_both_ways_are_what_peft_computes(folders_fast, monkeypatch, largest):
+def test_both_ways_are_what_peft_computes(fast, monkeypatch, largest):
     monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
-    lm = load_fast(folders_fast)
+    lm = fast(dtype="float32")
     assert adapter_computation(lm.model).way == ("merged" if largest else "low-rank")
     np.testing.assert_allclose(lm.encode(TEXTS), by_peft(lm), atol=2e-6)
-    plain = gerund.load(folders_fast[0], k=2, dtype="float32").encode(TEXTS)
+    plain = fast(dtype="float32", adapter=None).encode(TEXTS)
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [2**29, 0], ids=["merged", "low-rank"])
-def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(folders_fast, monkeypatch, largest):
+def test_in_bfloat16_they_differ_from_float32_no_more_than_peft_does(fast, monkeypatch, largest):
     monkeypatch.setattr(adapters, "LARGEST_COPIES", largest)
-    exact, rounded = load_fast(folders_fast).encode(TEXTS), load_fast(folders_fast, "bfloat16")
+    exact, rounded = fast(dtype="float32").encode(TEXTS), fast(dtype="bfloat16")
     own, peft = ((exact * vectors).sum(1) for vectors in (rounded.encode(TEXTS), by_peft(rounded)))
     assert (1 - own).max() < 2 * (1 - peft).max() + 1e-4
 
 
-def test_gradients_go_peft_s_way(folders_fast):
-    lm = load_fast(folders_fast)
+def test_gradients_go_peft_s_way(fast):
+    lm = fast(dtype="float32")
     layer = next(module for module in lm.model.modules() if getattr(module, "gerund_fast", None))
     weight = layer.lora_B["encode"].weight.requires_grad_(True)
     with active_adapter("encode"):
@@ -410,14 +360,14 @@ def test_gradients_go_peft_s_way(folders_fast):
     assert weight.grad.abs().sum() > 0
 
 
-def test_changed_weights_are_seen(folders_fast):
-    lm = load_fast(folders_fast)
+def test_changed_weights_are_seen(fast):
+    lm = fast(dtype="float32")
     before = lm.encode(TEXTS)
     layers = [module for module in lm.model.modules() if getattr(module, "gerund_fast", None)]
     with torch.no_grad():
         for layer in layers:
             layer.lora_B["encode"].weight.mul_(0)
-    plain = gerund.load(folders_fast[0], k=2, dtype="float32").encode(TEXTS)
+    plain = fast(dtype="float32", adapter=None).encode(TEXTS)
     np.testing.assert_allclose(lm.encode(TEXTS), plain, atol=2e-6)
     assert np.abs(before - plain).max() > 1e-3
     with torch.no_grad():
@@ -425,10 +375,8 @@ def test_changed_weights_are_seen(folders_fast):
     assert np.abs(lm.encode(TEXTS) - plain).max() > 1e-3
 
 
-def test_other_adapters_are_left_to_peft(tmp_path):
-    base = save_tiny(tmp_path / "base", "llama")
-    dora = make_adapter(base, tmp_path / "dora", target_modules=["q_proj"], use_dora=True)
-    lm = gerund.load(base, k=2, adapter=dora, dtype="float32")
+def test_other_adapters_are_left_to_peft(tiny_folder, tmp_path):
+    lm = load(tiny_folder, make_adapter(tiny_folder, tmp_path / "dora", target_modules=["q_proj"], use_dora=True))
     found = adapter_computation(lm.model)
     assert found.way is None
     assert found.others > 0

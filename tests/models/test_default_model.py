@@ -26,11 +26,6 @@ RECIPES = {
 ELSEWHERE = {"output", "data"}
 
 
-@pytest.fixture
-def lm(bundled: gerund.LanguageModel) -> gerund.LanguageModel:
-    return bundled
-
-
 @pytest.fixture(scope="module")
 def base() -> gerund.LanguageModel:
     return gerund.load(adapter="none", attention="causal", pooling="mean")
@@ -41,39 +36,39 @@ def test_it_is_small():
 
 
 @pytest.mark.slow
-def test_each_job_has_an_adapter_of_its_own(lm):
+def test_each_job_has_an_adapter_of_its_own(bundled):
     places = read_adapters(FOLDER)
     assert set(places) == set(JOBS)
     assert places["rerank"] == places["encode"]  # until a reranker is trained
     assert len(set(places.values())) == len(JOBS) - 1
     assert all((FOLDER / place / "adapter_model.safetensors").is_file() for place in places.values())
-    assert lm.scorer is not None
+    assert bundled.scorer is not None
 
 
 @pytest.mark.slow
-def test_its_adapters_are_taken_by_its_name(lm):
+def test_its_adapters_are_taken_by_its_name(bundled):
     joined = gerund.load(infill_adapter="default", scorer="default")
-    assert joined.adapters.folders == lm.adapters.folders
+    assert joined.adapters.folders == bundled.adapters.folders
     assert joined.scorer is not None
-    assert joined.scorer.fingerprint == lm.scorer.fingerprint
+    assert joined.scorer.fingerprint == bundled.scorer.fingerprint
 
 
-def test_a_filling_is_made_of_words(lm):
-    [span] = lm.infill("The king was angry with his [blank], and he sent them away.", lengths=[1, 2, 4]).spans
+def test_a_filling_is_made_of_words(bundled):
+    [span] = bundled.infill("The king was angry with his [blank], and he sent them away.", lengths=[1, 2, 4]).spans
     assert span[:1] == " "
     assert span.strip()[:1].isalpha()
 
 
 @pytest.mark.slow
-def test_it_writes_as_the_base_to_the_bit(lm, base):
-    batch = lm.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
+def test_it_writes_as_the_base_to_the_bit(bundled, base):
+    batch = bundled.tokenizer(["The old man looked at the sea and", "In 1825"], return_tensors="pt", padding=True)
     with torch.no_grad():
-        assert torch.equal(lm.model(**batch).logits, base.model(**batch).logits)
-    assert lm.generate("The old man", 12)[0].text == base.generate("The old man", 12)[0].text
+        assert torch.equal(bundled.model(**batch).logits, base.model(**batch).logits)
+    assert bundled.generate("The old man", 12)[0].text == base.generate("The old man", 12)[0].text
 
 
 @pytest.mark.slow
-def test_it_finds_what_is_meant(lm, base):
+def test_it_finds_what_is_meant(bundled, base):
     documents, queries = read_documents(), read_searches()
     same = np.array([[document.topic == query.answer.topic for document in documents] for query in queries])
 
@@ -82,24 +77,24 @@ def test_it_finds_what_is_meant(lm, base):
         similar = model.similarity([one.text for one in queries], model.encode([one.text for one in documents]))
         return float((similar[same].mean() - similar[~same].mean()) / similar[~same].std())
 
-    assert apart(lm) > 1.2 * apart(base)
+    assert apart(bundled) > 1.2 * apart(base)
 
 
-def test_it_knows_what_follows(lm):
+def test_it_knows_what_follows(bundled):
     beginnings = read_beginnings()
     shards = [(one.right, *one.wrong) for one in beginnings]
-    scores = lm.score([one.text for one in beginnings], shards)
+    scores = bundled.score([one.text for one in beginnings], shards)
     assert sum(int(np.argmax(row)) == 0 for row in scores) > len(beginnings) / 2
 
 
-def test_both_sides_of_a_gap_say_more_than_one(lm):
+def test_both_sides_of_a_gap_say_more_than_one(bundled):
     gaps = [
         ("The king was ill. His", " doctor", " gave him a medicine, and the king was well again."),
         ("She opened the", " door", " and walked into the house."),
         ("The river flows through the city and into the", " sea", " near the harbour, where ships lie at anchor."),
     ]
-    both = [float(np.mean(lm.span_logprobs(*gap))) for gap in gaps]
-    left = [float(np.mean(lm.span_logprobs(*gap, mode="causal"))) for gap in gaps]
+    both = [float(np.mean(bundled.span_logprobs(*gap))) for gap in gaps]
+    left = [float(np.mean(bundled.span_logprobs(*gap, mode="causal"))) for gap in gaps]
     assert np.mean(both) > np.mean(left)
 
 

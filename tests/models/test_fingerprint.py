@@ -4,8 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from gerund import AttentionPlan, EncoderConfig, language_model
 from gerund.models import fingerprint as module
 from gerund.models import hash_cache
 from gerund.models.fingerprint import adapter_hash, fingerprint, weights_hash
+from tests.cli.helpers import run_python
 from tests.tiny import save_tiny, tiny
 
 PLAN = AttentionPlan("mask0+bidir", k=3, k0=1)
@@ -143,10 +142,7 @@ for work in (weights_hash, lambda state: guarded("cannot load", cast, state)):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_the_same_in_forked_processes() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    ran = run_python("-c", FORKS, check=False)
     assert ran.stdout == "0\n0\n", ran.stderr[-2000:]
 
 

@@ -11,13 +11,12 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gerund.errors import ModelError
+from gerund.exporting.llama_cpp import serve
 from gerund.gguf_architectures import LAYOUTS
 from gerund.gguf_file import read_file
 from gerund.models.gguf_model import read_config, read_weights
 from tests.models.gguf_writer import llama_cpp_logprobs, tensors, write_gguf
 from tests.tiny import CONFIGS, RECURRENT, byte_tokenizer
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 
 TOKENIZER = byte_tokenizer()
 SMALL = {**CONFIGS["llama"], "num_hidden_layers": 2, "vocab_size": len(TOKENIZER)}
@@ -196,8 +195,6 @@ def test_a_weight_without_a_place(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same(tmp_path: Path, case: str) -> None:
-    from gerund.exporting.llama_cpp import serve
-
     arch, kind, config = CASES[case]
     model = built(kind, config)
     server = serve(write_gguf(model, TOKENIZER, tmp_path / "model.gguf", arch), 64)
@@ -212,8 +209,6 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 def test_long_texts_of_phi3(tmp_path: Path) -> None:
-    from gerund.exporting.llama_cpp import serve
-
     _, kind, config = CASES["phi3, longrope"]
     rope = {**LONG, "original_max_position_embeddings": 32}
     model = built(kind, dict(config, rope_parameters=rope, original_max_position_embeddings=32))

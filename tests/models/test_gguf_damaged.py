@@ -1,6 +1,5 @@
 """A damaged GGUF file is refused by an error of gerund's, whatever is wrong with it."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from gerund.gguf_file import read_file
 from gerund.models.gguf_model import read_config
 from tests.models.gguf_writer import tensors, write_gguf
 from tests.models.test_gguf_architectures import CASES, TOKENIZER, built, opened
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """A GGUF file is read as the model that it was written from; a damaged one is refused."""
 
-import importlib.util
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 import gerund
 from gerund import gguf_file
 from gerund.errors import ModelError
+from gerund.exporting.gguf import FILE_TYPES, write_file
 from gerund.gguf_file import GgufFile, read_file
 from gerund.models.encoder_settings import StoredSettings
 from gerund.models.gguf_model import read_config
@@ -23,16 +24,12 @@ from gerund.settings.plan import AttentionPlan
 from tests.cli.helpers import run_cli
 from tests.tiny import save_tiny
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
-
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
 TEXTS = ["The old man looked at the sea.", "Prices rose by 3.14% in 2024, they said.", "naïve café", "  two  spaces"]
 
 
 def write(lm: gerund.LanguageModel, path: Path, type: GgufType = "f32") -> Path:
     """Write a model as GGUF without asking llama.cpp, which its own tests do."""
-    from gerund.exporting.gguf import FILE_TYPES, write_file
-
     write_file(lm.runtime, path, FILE_TYPES[type])
     return path
 
@@ -135,76 +132,81 @@ def test_another_plan_than_an_embedding_file_says_is_told(caplog: pytest.LogCapt
     assert "read with pooling=mean, and not as its author means it, with pooling=last" in caplog.text
 
 
-def damaged(tiny_file: Path, path: Path, change: object) -> Path:
+Change = Callable[[bytearray], object]
+
+
+def damaged(tiny_file: Path, path: Path, change: Change) -> Path:
     data = bytearray(tiny_file.read_bytes())
     change(data)
     path.write_bytes(bytes(data))
     return path
 
 
-def test_damaged_files(tmp_path: Path, tiny_file: Path) -> None:
-    size = tiny_file.stat().st_size
-    for length in (4, 20, 30, 400, size // 2, size - 40):
-        path = damaged(tiny_file, tmp_path / f"{length}.gguf", lambda data, n=length: data.__delitem__(slice(n, None)))
-        with pytest.raises(ModelError, match="the file is cut off"):
-            read_file(path)
-    # Counts of tensors and of values that no file holds.
-    for place in (8, 16):
-        path = damaged(
-            tiny_file, tmp_path / f"count{place}.gguf", lambda d, p=place: struct.pack_into("<Q", d, p, 2**63)
-        )
-        with pytest.raises(ModelError, match=r"cut off or damaged|dimensions"):
-            read_file(path)
-    path = damaged(tiny_file, tmp_path / "version.gguf", lambda data: struct.pack_into("<I", data, 4, 99))
-    with pytest.raises(ModelError, match="version 99"):
-        read_file(path)
+def cut(length: int) -> Change:
+    return lambda data: data.__delitem__(slice(length, None))
 
 
-def test_a_table_of_tensors_that_lies(tmp_path: Path, tiny_file: Path) -> None:
-    # Behind a tensor's name stand the number of its dimensions, these, its type and its place.
-    name = b"blk.0.attn_v.weight"
-
-    def place(data: bytearray) -> int:
-        return data.index(name) + len(name)
-
-    changes = {
-        "is of type 77": (lambda at: at + 4 + 16, "<I", 77),
-        "overlaps another tensor": (lambda at: at + 4 + 16 + 4, "<Q", 32),
-        "lies beyond its end": (lambda at: at + 4 + 16 + 4, "<Q", 2**62),
-        "dimensions": (lambda at: at, "<I", 2**31),
-    }
-    for number, (message, (where, form, value)) in enumerate(changes.items()):
-
-        def change(data: bytearray, where: object = where, form: str = form, value: int = value) -> None:
-            struct.pack_into(form, data, where(place(data)), value)
-
-        with pytest.raises(ModelError, match=message):
-            read_file(damaged(tiny_file, tmp_path / f"{number}.gguf", change))
+def put(form: str, *values: float, behind: bytes = b"", by: int = 0) -> Change:
+    """Write numbers so many bytes behind a name, or behind the beginning."""
+    return lambda data: struct.pack_into(form, data, data.index(behind) + len(behind) + by, *values)
 
 
-@pytest.mark.parametrize(
-    ("key", "form", "kind", "value", "message"),
-    [
-        ("llama.block_count", "I", 4, 2**32 - 1, "block_count is 4294967295, which its tensors do not fit"),
-        ("llama.block_count", "I", 4, 0, "block_count is 0, which its tensors do not fit"),
-        ("llama.attention.head_count", "I", 4, 2**31, "head_count is 2147483648, which its tensors do not fit"),
-        ("llama.attention.head_count", "I", 4, 3, "attn_q.weight is of shape|head"),
-        ("llama.rope.freq_base", "f", 6, float("nan"), "rope.freq_base is nan, not a number"),
-        ("llama.attention.layer_norm_rms_epsilon", "f", 6, float("inf"), "epsilon is inf, not a number"),
-        ("tokenizer.ggml.eos_token_id", "i", 5, -1, "eos_token_id is -1, and its tokens are 0 to 265"),
-        ("tokenizer.ggml.bos_token_id", "f", 6, 1.5, "bos_token_id is 1.5, and its tokens are 0 to 265"),
-        ("tokenizer.ggml.padding_token_id", "I", 4, 266, "padding_token_id is 266, and its tokens are 0 to 265"),
-    ],
-)
-def test_values_that_no_model_has(
-    tmp_path: Path, tiny_file: Path, key: str, form: str, kind: int, value: float, message: str
-) -> None:
+def setting(key: str, form: str, kind: int, value: float) -> Change:
+    """Give a setting another type and value, which stand behind its name."""
+    return put(f"<I{form}", kind, value, behind=struct.pack("<Q", len(key)) + key.encode())
+
+
+def renamed(old: bytes, new: bytes) -> Change:
     def change(data: bytearray) -> None:
-        name = struct.pack("<Q", len(key)) + key.encode()  # behind it stand the type and the value
-        struct.pack_into(f"<I{form}", data, data.index(name) + len(name), kind, value)
+        assert len(old) == len(new)
+        assert old in data
+        data[:] = data.replace(old, new)
 
+    return change
+
+
+def tokenizer_of(path: Path) -> object:
+    return read_tokenizer(read_file(path))
+
+
+VALUE = b"blk.0.attn_v.weight"
+DAMAGED: list[tuple[Callable[[Path], object], Change, str]] = [
+    *((read_file, cut(length), "the file is cut off") for length in (4, 20, 30, 400, -40)),
+    (read_file, lambda data: data.__delitem__(slice(len(data) // 2, None)), "the file is cut off"),
+    # Counts of tensors and of values that no file holds.
+    *((read_file, put("<Q", 2**63, by=place), r"cut off or damaged|dimensions") for place in (8, 16)),
+    (read_file, put("<I", 99, by=4), "version 99"),
+    # Behind a tensor's name stand the number of its dimensions, these, its type and its place.
+    (read_file, put("<I", 2**31, behind=VALUE), "dimensions"),
+    (read_file, put("<I", 77, behind=VALUE, by=20), "is of type 77"),
+    (read_file, put("<Q", 32, behind=VALUE, by=24), "overlaps another tensor"),
+    (read_file, put("<Q", 2**62, behind=VALUE, by=24), "lies beyond its end"),
+    (tokenizer_of, put("<Q", 200, behind=b"token_embd.weight", by=12), "other tokens than the 200 of its embeddings"),
+    (tokenizer_of, renamed(b"ggml.tokens", b"ggml.tokenx"), "it has no tokenizer"),
+    (gerund.load, renamed(b"llama", b"rwkv7"), "architecture 'rwkv7' are not read; give the folder"),
+    (gerund.load, renamed(b"blk.1.ffn_up", b"blk.9.ffn_up"), "blk.1.ffn_up.weight is missing"),
+    *(
+        (gerund.load, setting(*given), message)
+        for *given, message in [
+            ("llama.block_count", "I", 4, 2**32 - 1, "block_count is 4294967295, which its tensors do not fit"),
+            ("llama.block_count", "I", 4, 0, "block_count is 0, which its tensors do not fit"),
+            ("llama.attention.head_count", "I", 4, 2**31, "head_count is 2147483648, which its tensors do not fit"),
+            ("llama.rope.freq_base", "f", 6, float("nan"), "rope.freq_base is nan, not a number"),
+            ("llama.attention.layer_norm_rms_epsilon", "f", 6, float("inf"), "epsilon is inf, not a number"),
+            ("tokenizer.ggml.eos_token_id", "i", 5, -1, "eos_token_id is -1, and its tokens are 0 to 265"),
+            ("tokenizer.ggml.bos_token_id", "f", 6, 1.5, "bos_token_id is 1.5, and its tokens are 0 to 265"),
+            ("tokenizer.ggml.padding_token_id", "I", 4, 266, "padding_token_id is 266, and its tokens are 0 to 265"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("read", "change", "message"), DAMAGED)
+def test_what_is_damaged_or_not_read(
+    tmp_path: Path, tiny_file: Path, read: Callable[[Path], object], change: Change, message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
-        gerund.load(damaged(tiny_file, tmp_path / "file.gguf", change))
+        read(damaged(tiny_file, tmp_path / "file.gguf", change))
 
 
 def test_settings_of_another_type_are_refused(tiny_file: Path) -> None:
@@ -221,44 +223,11 @@ def test_settings_of_another_type_are_refused(tiny_file: Path) -> None:
         encoder_settings(changed(pooling_type=[1]))
 
 
-def test_more_tokens_than_embeddings(tmp_path: Path, tiny_file: Path) -> None:
-    name = b"token_embd.weight"
-
-    def change(data: bytearray) -> None:
-        at = data.index(name) + len(name) + 4 + 8  # behind the number of dimensions and the first of them
-        assert struct.unpack_from("<Q", data, at) == (266,)
-        struct.pack_into("<Q", data, at, 200)
-
-    with pytest.raises(ModelError, match="other tokens than the 200 of its embeddings"):
-        read_tokenizer(read_file(damaged(tiny_file, tmp_path / "few.gguf", change)))
-
-
-def test_what_is_not_read(tmp_path: Path, tiny_file: Path) -> None:
-    rwkv = damaged(tiny_file, tmp_path / "rwkv.gguf", lambda data: rename(data, b"llama", b"rwkv7"))
-    with pytest.raises(ModelError, match="architecture 'rwkv7' are not read; give the folder"):
-        gerund.load(rwkv)
-    without = damaged(tiny_file, tmp_path / "bare.gguf", lambda data: rename(data, b"ggml.tokens", b"ggml.tokenx"))
-    with pytest.raises(ModelError, match="it has no tokenizer"):
-        read_tokenizer(read_file(without))
-    lacking = damaged(tiny_file, tmp_path / "lack.gguf", lambda data: rename(data, b"blk.1.ffn_up", b"blk.9.ffn_up"))
-    with pytest.raises(ModelError, match=r"blk.1.ffn_up.weight is missing"):
-        gerund.load(lacking)
-    cut = damaged(tiny_file, tmp_path / "cut.gguf", lambda data: rename(data, b"gpt-2", b"gpt-9"))
-    with pytest.raises(ModelError, match="how texts are cut into tokens"):
-        read_tokenizer(read_file(cut))
-
-
-def rename(data: bytearray, old: bytes, new: bytes) -> None:
-    assert len(old) == len(new)
-    assert old in data
-    data[:] = data.replace(old, new)
-
-
 def test_what_the_list_of_models_says(tmp_path: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "tiny.gguf").write_bytes(tiny_file.read_bytes())
-    damaged(tiny_file, folder / "other.gguf", lambda data: rename(data, b"llama", b"rwkv7"))
+    damaged(tiny_file, folder / "other.gguf", renamed(b"llama", b"rwkv7"))
     monkeypatch.setenv("LLAMA_CACHE", str(folder))
     listed = {row["name"]: row["about"] for row in json.loads(run_cli("models", "--json").out)}
     assert "llama, " in listed["llama.cpp:tiny.gguf"]

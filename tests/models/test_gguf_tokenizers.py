@@ -5,21 +5,20 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from gerund.errors import ModelError
 from gerund.exporting.gguf import TokenTable, token_table
+from gerund.exporting.llama_cpp import serve
 from gerund.gguf_file import read_file
 from gerund.models.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer
-from tests.models.gguf_writer import common_settings, put, tensors
+from tests.models.gguf_writer import common_settings, finish, put, tensors
 from tests.tiny import tiny
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="gguf is not installed")
 needs_llama_cpp = pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
-
-STORIES = Path(__file__).resolve().parents[3] / "shared" / "models" / "stories260k"
 ASCII = list("abZQ12 \n\r\t.,'!-/s")
 OTHERS = ["é", "你", "の", "가", "\u0301", "🙂", "\u00a0", "٣", "ǅ", "—", "Я", "ʰ"]
 WHOLE = "bababb"  # a token that no merges lead to
@@ -45,8 +44,6 @@ BYTE_LEVEL = pairs_of_characters()
 
 def write(path: Path, table: TokenTable, **settings: Any) -> Path:
     """Write a small model with a vocabulary; ``settings`` are those of the tokenizer."""
-    import gguf
-
     model = tiny("llama", vocab_size=len(table.tokens), num_hidden_layers=1)
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in common_settings(model.config).items():
@@ -60,12 +57,7 @@ def write(path: Path, table: TokenTable, **settings: Any) -> Path:
         writer.add_token_scores(table.scores)
     for key, value in settings.items():
         put(writer, f"tokenizer.ggml.{key}", value)
-    for name, tensor in tensors(model, "llama").items():
-        writer.add_tensor(name, tensor.detach().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tensors(model, "llama"))
     return path
 
 
@@ -85,8 +77,6 @@ def random_texts(characters: list[str]) -> list[str]:
 
 def compare_with_llama_cpp(path: Path, texts: list[str]) -> None:
     import httpx
-
-    from gerund.exporting.llama_cpp import serve
 
     server, tokenizer = serve(path, 64), read_tokenizer(read_file(path))
     with httpx.Client(base_url=server.listening_address, timeout=60) as client:
@@ -112,17 +102,15 @@ def test_begin_and_end_tokens(tmp_path: Path, flags: dict[str, bool]) -> None:
 
 @needs_llama_cpp
 @pytest.mark.slow
-@pytest.mark.skipif(not STORIES.is_dir(), reason="the model is not there")
 @pytest.mark.parametrize("settings", [{}, {**SPECIAL, "add_space_prefix": False}, {**SPECIAL, "add_eos_token": True}])
-def test_spaces_of_sentencepiece(tmp_path: Path, settings: dict[str, Any]) -> None:
-    table = token_table(AutoTokenizer.from_pretrained(STORIES), 512)
+def test_spaces_of_sentencepiece(tmp_path: Path, stories_folder: Path, settings: dict[str, Any]) -> None:
+    table = token_table(AutoTokenizer.from_pretrained(stories_folder), 512)
     texts = [*random_texts([*ASCII, "é", "你", "🙂", "\u00a0"]), "Once upon a time", "a</s>b", "<s>a"]
     compare_with_llama_cpp(write(tmp_path / "model.gguf", table, **settings), texts)
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason="the model is not there")
-def test_sentencepiece_as_in_the_folder(tmp_path: Path) -> None:
-    folder = AutoTokenizer.from_pretrained(STORIES)
+def test_sentencepiece_as_in_the_folder(tmp_path: Path, stories_folder: Path) -> None:
+    folder = AutoTokenizer.from_pretrained(stories_folder)
     file = read_tokenizer(read_file(write(tmp_path / "model.gguf", token_table(folder, 512), **SPECIAL)))
     for text in ("Once upon a time", "  two spaces", "a</s>b", "naïve café\n"):
         assert file(text).input_ids == folder(text).input_ids

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import gerund
-from gerund.cli.main import app
 from gerund.errors import ConfigError, DataError, GerundError, ModelError
 from gerund.models.adapters import Adapters, base_state, merged_state
 from gerund.models.saved_settings import read_adapters
 from gerund.scoring.dual_encoder import DualScorer, ScorerConfig
 from tests.adapters import PEFT_WARNINGS, make_adapter
-from tests.tiny import save_tiny
+from tests.cli.helpers import run_cli
+from tests.tiny import load, save_tiny
 
 pytestmark = pytest.mark.filterwarnings(*PEFT_WARNINGS)
 
@@ -53,10 +52,6 @@ def joined(runs: dict[str, Path]) -> gerund.LanguageModel:
     return gerund.load(runs["encode"], infill_adapter=runs["infill"], scorer=runs["score"], dtype="float32")
 
 
-def of(folder: Path, **options) -> gerund.LanguageModel:
-    return gerund.load(folder, dtype="float32", **options)
-
-
 def logits(lm: gerund.LanguageModel) -> torch.Tensor:
     with torch.no_grad():
         return lm.model(torch.arange(3, 20)[None]).logits
@@ -65,12 +60,12 @@ def logits(lm: gerund.LanguageModel) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def expected(runs: dict[str, Path], tiny_folder: Path) -> dict:
     """What each run computes alone, and what the model computes without any."""
-    infill, plain = of(runs["infill"]), of(tiny_folder)
+    infill, plain = load(runs["infill"]), load(tiny_folder)
     return {
-        "encode": of(runs["encode"]).encode(TEXTS),
+        "encode": load(runs["encode"]).encode(TEXTS),
         "infill": infill.infill(GAP, lengths=[2, 3]),
         "spans": [model.span_logprobs("In the end", " a man", " ran.") for model in (infill, plain)],
-        "score": of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0],
+        "score": load(runs["score"]).score(PREFIXES, CONTINUATIONS)[0],
         "logits": logits(plain),
     }
 
@@ -95,9 +90,9 @@ def test_each_job_has_its_own(joined, expected):
 @pytest.mark.slow
 def test_saved_and_loaded_again(joined, runs, expected, tmp_path):
     joined.save(tmp_path / "all")
-    again = of(tmp_path / "all")
+    again = load(tmp_path / "all")
     check_all_jobs(again, expected)
-    assert again.fingerprint() == joined.fingerprint() == of(runs["encode"]).fingerprint()
+    assert again.fingerprint() == joined.fingerprint() == load(runs["encode"]).fingerprint()
     assert again.scorer is not None
     assert again.scorer.fingerprint == joined.scorer.fingerprint
     assert {path.name for path in (tmp_path / "all").glob("adapter*")} == {"adapter", "adapter-infill", "adapter-score"}
@@ -107,10 +102,10 @@ def test_saved_and_loaded_again(joined, runs, expected, tmp_path):
 def test_converted_by_the_command(runs, expected, tmp_path):
     out = tmp_path / "all"
     (runs["score"] / "training.json").write_text("{}")
-    options = ["--infill-adapter", str(runs["infill"]), "--scorer", str(runs["score"])]
-    done = CliRunner().invoke(app, ["convert", str(runs["encode"]), str(out), *options])
-    assert done.exit_code == 0, done.output
-    check_all_jobs(of(out), expected)
+    options = ("--infill-adapter", runs["infill"], "--scorer", runs["score"])
+    done = run_cli("convert", runs["encode"], out, *options)
+    assert done.code == 0, done.err
+    check_all_jobs(load(out), expected)
     assert (out / "training-score.json").read_text() == "{}"
     assert not (out / "training-infill.json").exists()
     weights = "model.safetensors"
@@ -119,10 +114,7 @@ def test_converted_by_the_command(runs, expected, tmp_path):
 
 @pytest.mark.slow
 def test_merging_joins_nothing(runs, tmp_path):
-    done = CliRunner().invoke(
-        app, ["convert", str(runs["encode"]), str(tmp_path / "x"), "--merge", "--scorer", "there"]
-    )
-    assert isinstance(done.exception, ConfigError)
+    assert run_cli("convert", runs["encode"], tmp_path / "x", "--merge", "--scorer", "there").mistake
     assert not (tmp_path / "x").exists()
 
 
@@ -136,9 +128,8 @@ def test_what_a_merged_folder_leaves_behind_is_told(joined, runs, tmp_path):
     for command in (["convert", "--merge"], ["export", "--format", "merged"]):
         for model, told in ((tmp_path / "all", [warning]), (runs["encode"], [])):
             out = tmp_path / "-".join((command[0], model.name))
-            done = CliRunner().invoke(app, [command[0], str(model), str(out), *command[1:]])
-            assert done.exit_code == 0
-            assert done.stderr.splitlines() == told
+            done = run_cli(command[0], model, out, *command[1:])
+            assert (done.code, done.err.splitlines()) == (0, told)
 
 
 @pytest.mark.slow
@@ -149,22 +140,20 @@ def test_reports_go_with_their_adapters(joined, runs, tmp_path):
         (tmp_path / "all" / name).write_text("{}")
 
     def kept(*options):
-        done = CliRunner().invoke(app, ["convert", str(tmp_path / "all"), str(tmp_path / "out"), "--force", *options])
-        assert done.exit_code == 0
+        assert run_cli("convert", tmp_path / "all", tmp_path / "out", "--force", *options).code == 0
         return {path.name for path in (tmp_path / "out").glob("training*.json")}
 
     assert kept() == kept("--attention", "causal") == {*reports, "training-base.json"}
     assert kept("--infill-adapter", "none") == {"training.json", "training-score.json", "training-base.json"}
     assert kept("--adapter", "none") == {"training-base.json"}
     # It does every job then.
-    assert kept("--adapter", str(runs["infill"] / "adapter")) == {"training-infill.json", "training-base.json"}
+    assert kept("--adapter", runs["infill"] / "adapter") == {"training-infill.json", "training-base.json"}
 
 
 @pytest.mark.slow
 def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
     def told(*options):
-        arguments = ["convert", str(runs["encode"]), str(tmp_path / "out"), "--force", *options]
-        return CliRunner().invoke(app, arguments).stderr.splitlines()
+        return run_cli("convert", runs["encode"], tmp_path / "out", "--force", *options).err.splitlines()
 
     assert told("--attention", "mask0-bidir") == [
         "gerund: warning: the adapter was trained under bidir; --adapter none leaves it aside"
@@ -174,18 +163,18 @@ def test_another_plan_for_an_adapter_is_told(runs, tmp_path):
 
 @pytest.mark.slow
 def test_a_scorer_with_its_own_reading_stays_under_every_plan(joined, runs, tmp_path):
-    expected = of(runs["score"]).score(PREFIXES, CONTINUATIONS)[0]
+    expected = load(runs["score"]).score(PREFIXES, CONTINUATIONS)[0]
     other = joined.with_encoder(gerund.EncoderConfig(pooling="weighted-mean"))
     assert other.score(PREFIXES, CONTINUATIONS)[0] == pytest.approx(expected)
     joined.save(tmp_path / "all")
-    assert of(tmp_path / "all", attention="causal").score(PREFIXES, CONTINUATIONS)[0] == pytest.approx(expected)
+    assert load(tmp_path / "all", attention="causal").score(PREFIXES, CONTINUATIONS)[0] == pytest.approx(expected)
     # One that reads as its encoder does goes with that alone.
-    assert of(runs["score"], attention="bidir").scorer is None
+    assert load(runs["score"], attention="bidir").scorer is None
 
 
 def test_left_aside_all_are(joined, tiny_folder, tmp_path):
     joined.save(tmp_path / "all")
-    lm, plain = of(tmp_path / "all", adapter="none"), of(tiny_folder, attention="bidir")
+    lm, plain = load(tmp_path / "all", adapter="none"), load(tiny_folder, attention="bidir")
     assert lm.adapters.folders == {}
     assert lm.scorer is None
     np.testing.assert_array_equal(lm.encode(TEXTS), plain.encode(TEXTS))
@@ -193,28 +182,28 @@ def test_left_aside_all_are(joined, tiny_folder, tmp_path):
     assert lm.fingerprint() == plain.fingerprint() != joined.fingerprint()
     lm.save(tmp_path / "without")
     assert not list((tmp_path / "without").glob("adapter*"))
-    np.testing.assert_array_equal(of(tmp_path / "without").encode(TEXTS), plain.encode(TEXTS))
+    np.testing.assert_array_equal(load(tmp_path / "without").encode(TEXTS), plain.encode(TEXTS))
 
 
 @pytest.mark.slow
 def test_without_one_a_job_is_the_untouched_models(runs, tiny_folder, tmp_path):
-    of(runs["encode"], infill_adapter="none").save(tmp_path / "apart")
-    lm, plain = of(tmp_path / "apart"), of(tiny_folder)
+    load(runs["encode"], infill_adapter="none").save(tmp_path / "apart")
+    lm, plain = load(tmp_path / "apart"), load(tiny_folder)
     assert lm.infill(GAP, lengths=2) == plain.infill(GAP, lengths=2)
     assert lm.adapters.name("infill") is None
-    np.testing.assert_allclose(lm.encode(TEXTS), of(runs["encode"]).encode(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(lm.encode(TEXTS), load(runs["encode"]).encode(TEXTS), atol=1e-6)
 
 
 def test_a_bare_peft_folder_fills_in(runs, tiny_folder):
-    lm = of(tiny_folder, infill_adapter=runs["infill"].parent / "infill-lora")
-    assert lm.infill(GAP, lengths=2) == of(runs["infill"]).infill(GAP, lengths=2)
-    np.testing.assert_array_equal(lm.encode(TEXTS), of(tiny_folder).encode(TEXTS))
+    lm = load(tiny_folder, infill_adapter=runs["infill"].parent / "infill-lora")
+    assert lm.infill(GAP, lengths=2) == load(runs["infill"]).infill(GAP, lengths=2)
+    np.testing.assert_array_equal(lm.encode(TEXTS), load(tiny_folder).encode(TEXTS))
 
 
 def test_each_is_merged_alone(joined, runs):
     for job in JOBS:
         merged = merged_state(joined.model, joined.adapters.name(job))
-        alone = merged_state(of(runs[job]).model, "encode")
+        alone = merged_state(load(runs[job]).model, "encode")
         assert merged.keys() == alone.keys()
         assert all(torch.allclose(merged[name], alone[name], atol=1e-6) for name in merged)
     own = base_state(joined.model)
@@ -223,7 +212,7 @@ def test_each_is_merged_alone(joined, runs):
 
 def test_merging_keeps_no_scorer_that_reads_otherwise(joined, runs, tmp_path):
     joined.export(tmp_path / "merged", "merged")
-    merged = of(tmp_path / "merged")
+    merged = load(tmp_path / "merged")
     assert merged.scorer is None
     np.testing.assert_allclose(merged.encode(TEXTS), joined.encode(TEXTS), atol=1e-5)
 
@@ -265,7 +254,7 @@ def elsewhere(tmp_path_factory):
     """Return the folder of another model with an adapter of its own."""
     room = tmp_path_factory.mktemp("elsewhere")
     other = save_tiny(room / "other", seed=5)
-    of(other, adapter=make_adapter(other, room / "lora")).save(room / "saved")
+    load(other, adapter=make_adapter(other, room / "lora")).save(room / "saved")
     return room / "saved"
 
 
@@ -287,5 +276,5 @@ def test_what_cannot_be_joined(options, error, what, runs, elsewhere, tiny_folde
     here = {name: tmp_path / value for name, value in options.items() if "/" not in value}
     given = {name: places.get(value, here.get(name, value)) for name, value in options.items()}
     with pytest.raises(GerundError, match=what) as caught:
-        of(runs["encode"], **given)
+        load(runs["encode"], **given)
     assert isinstance(caught.value, error)

@@ -6,18 +6,20 @@ import os
 import shutil
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
 import gerund
+from gerund import checks
 from gerund.attention import interface
+from gerund.cli.convert import _reports
 from gerund.errors import ConfigError, DataError, ModelError, UnsupportedModelError
 from gerund.inference.tokens import context_length
 from gerund.models import folder_files, loading
@@ -29,6 +31,7 @@ from gerund.progress import say_once
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.cli.helpers import run_cli, run_python
 from tests.ready_made import change
+from tests.threads import at_once
 from tests.tiny import byte_tokenizer, save_tiny, tiny
 
 
@@ -80,34 +83,25 @@ def test_a_folder_with_model_and_adapter(folder: Path) -> None:
     assert "a model and an adapter" in refusal(folder)
 
 
-def test_an_encoder(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForMaskedLM
+BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=300)
+T5 = dict(d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=300)
+BART = dict(d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+            vocab_size=300, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)  # fmt: skip
 
-    small = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=300)
-    BertForMaskedLM(BertConfig(**small)).save_pretrained(tmp_path)
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "name", "says"),
+    [
+        ("bert", BERT, "BertForMaskedLM", "is an encoder (BertForMaskedLM)"),
+        ("bert", BERT, "BertModel", "is an encoder (bert) and does not generate"),  # as all-MiniLM-L6-v2 is published
+        ("bart", BART, "BartForConditionalGeneration", "is a bart model, not a decoder-only"),
+        ("t5", T5, "T5EncoderModel", "is a T5EncoderModel; give a T5 with encoder, decoder and output head"),
+    ],
+)
+def test_models_of_other_kinds(tmp_path: Path, kind: str, sizes: dict[str, int], name: str, says: str) -> None:
+    getattr(transformers, name)(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
-    assert "is an encoder (BertForMaskedLM)" in refusal(tmp_path)
-    change(tmp_path / "config.json", architectures=["BertModel"])  # as all-MiniLM-L6-v2 is published
-    assert "is an encoder (bert) and does not generate" in refusal(tmp_path)
-
-
-def test_an_encoder_decoder_of_another_kind(tmp_path: Path) -> None:
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    ends = dict(vocab_size=300, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)
-    half = dict(encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2)
-    BartForConditionalGeneration(BartConfig(d_model=16, **half, **ends)).save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    assert "is a bart model, not a decoder-only" in refusal(tmp_path)
-
-
-def test_half_a_t5(tmp_path: Path) -> None:
-    from transformers import T5Config, T5EncoderModel
-
-    small = dict(d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=300)
-    T5EncoderModel(T5Config(**small)).save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    assert "is a T5EncoderModel; give a T5 with encoder, decoder and output head" in refusal(tmp_path)
+    assert says in refusal(tmp_path)
 
 
 def test_a_decoder_that_sees_both_ways(tmp_path: Path) -> None:
@@ -263,17 +257,12 @@ def test_loading_is_quiet_and_leaves_the_logger_as_it_was(folder: Path, capfd) -
 
 
 def test_quiet_in_many_threads_ends_as_it_began() -> None:
-    barrier = threading.Barrier(8)
-
     def work() -> None:
-        barrier.wait()
         for _ in range(200):
             with loading.quiet():
                 assert not hf_logging.is_progress_bar_enabled()
 
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work) for _ in range(8)]:
-            done.result()
+    at_once([work] * 8)
     assert hf_logging.is_progress_bar_enabled()
 
 
@@ -442,8 +431,6 @@ def test_an_adapter_with_a_link(tiny_folder: Path, tmp_path: Path, secret: Path)
 
 
 def test_the_record_of_another_models_training(tmp_path: Path, secret: Path) -> None:
-    from gerund.cli.convert import _reports
-
     other = tmp_path / "other"
     other.mkdir()
     (other / "training.json").symlink_to(secret)
@@ -475,10 +462,6 @@ def test_a_file_that_may_not_be_read(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_input_that_is_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a writer it is read; without one nobody waits for ever."""
-    import threading
-
-    from gerund import checks
-
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writing = threading.Thread(target=lambda: pipe.write_text("a\nb\n"))

@@ -1,6 +1,5 @@
 """Folders of sentence-transformers' MultiVectorEncoder and of PyLate: read and exported, with that library's scores."""
 
-import json
 import string
 
 import numpy as np
@@ -12,6 +11,7 @@ import gerund
 from gerund import ConfigError, ModelError
 from gerund.models.heads import LateHead
 from gerund.settings.encoder import LateConfig
+from tests.ready_made import write
 from tests.tiny import save_tiny
 
 QUERY = "the tin"
@@ -20,11 +20,6 @@ WIDTH = 32
 DENSE = {"in_features": WIDTH, "out_features": 8, "bias": False,
          "activation_function": "torch.nn.modules.linear.Identity"}  # fmt: skip
 IDENTITY_OF_PYLATE = "pylate.models.Dense.Dense"
-
-
-def write(path, data):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(data))
 
 
 def pylate(folder, *, dense=DENSE, **settings):

@@ -4,7 +4,6 @@ The tiny file's weights are float32, so results agree to rounding; those of the 
 way, as llama.cpp does.
 """
 
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -26,9 +25,7 @@ from gerund.inference.inspection import attention_maps
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.models.test_gguf_files import write
 
-if importlib.util.find_spec("onnxruntime") is None:
-    pytest.skip("onnxruntime is not installed", allow_module_level=True)
-
+pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in PEFT_WARNINGS]
 
 TEXTS = ["The old man looked at the sea.", "Prices rose.", "naïve café, in the rain"]
@@ -220,16 +217,12 @@ def test_a_session_is_saved_and_loaded_by_its_runtime_alone(
 
 
 def test_an_engine_gives_the_same_texts_under_any_load(packed: gerund.LanguageModel):
-    engine = Engine(packed, gerund.EngineConfig(slots=3))
-    engine.start()
-    try:
-        prompts = [*TEXTS, "The old man looked at the", "x" * 40]
+    prompts = [*TEXTS, "The old man looked at the", "x" * 40]
+    with Engine(packed, gerund.EngineConfig(slots=3)) as engine:
         found = [engine.submit_generate(prompt, GenerationConfig(6)) for prompt in prompts]
         assert [one.result()[0].text for one in found] == [packed.generate(prompt, 6)[0].text for prompt in prompts]
         assert engine.state().guarantee != "none"
         assert engine.state().context, "sequences are decoded together, in slots"
-    finally:
-        engine.close()
 
 
 def test_slots_that_shrink_and_grow_again(packed: gerund.LanguageModel, monkeypatch: pytest.MonkeyPatch):
@@ -277,10 +270,8 @@ def test_an_adapter_is_computed_or_left_to_torch(file: Path, tiny_folder: Path, 
     other = gerund.load(file, adapter=adapter, runtime="torch", dtype="float32")
     assert np.abs(own.encode(TEXTS) - gerund.load(file, runtime="packed").encode(TEXTS)).max() > 0.01
     np.testing.assert_allclose(own.encode(TEXTS), other.encode(TEXTS), atol=1e-4)
-    assert (
-        own.infill("The old [blank] looked.", lengths=[2]).text
-        == other.infill("The old [blank] looked.", lengths=[2]).text
-    )
+    filled = [lm.infill("The old [blank] looked.", lengths=[2]).text for lm in (own, other)]
+    assert filled[0] == filled[1]
     both = {"adapter": adapter, "infill_adapter": make_adapter(tiny_folder, tmp_path / "b", target_modules=["o_proj"])}
     own = gerund.load(file, **both, runtime="packed")
     other = gerund.load(file, **both, runtime="torch", dtype="float32")

@@ -120,19 +120,6 @@ def to_mxfp4(folder, plain):
     change(folder, quant_method="mxfp4", modules_to_not_convert=[])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has kernels for four bits, which need large experts")
-def test_four_bits_of_gpt_oss_are_the_numbers_that_they_mean(tmp_path):
-    folders = [save_tiny(tmp_path / name, "gpt_oss", intermediate_size=64) for name in ("mxfp4", "plain")]
-    to_mxfp4(*folders)
-    lm, plain = (gerund.load(folder, attention="mask0-bidir", k=2, dtype="float32") for folder in folders)
-    assert abs(lm.encode(TEXTS) - plain.encode(TEXTS)).max() < 1e-5
-    assert lm.generate(TEXTS, 4) == plain.generate(TEXTS, 4)
-    lm.save(tmp_path / "saved")
-    again = gerund.load(tmp_path / "saved", dtype="float32")
-    assert abs(again.encode(TEXTS) - lm.encode(TEXTS)).max() < 1e-5
-
-
 def to_mlx(folder, plain):
     """Store the linear layers in four bits with a scale and an offset for each 16; `plain` gets the values."""
     stored = load_file(folder / "model.safetensors")
@@ -152,11 +139,23 @@ def to_mlx(folder, plain):
     change(folder, quant_method="metal", bits=4, group_size=16)
 
 
+NO_GPU = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a GPU has kernels for four bits, which need large experts"
+)
+NO_MPS = pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has kernels for it")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has kernels for it")
-def test_integers_of_mlx_are_the_numbers_that_they_mean(tmp_path):
-    folders = [save_tiny(tmp_path / name) for name in ("mlx", "plain")]
-    to_mlx(*folders)
+@pytest.mark.parametrize(
+    ("model_type", "pack"),
+    [pytest.param("gpt_oss", to_mxfp4, marks=NO_GPU), pytest.param("llama", to_mlx, marks=NO_MPS)],
+)
+def test_few_bits_are_the_numbers_that_they_mean(tmp_path, model_type, pack):
+    folders = [save_tiny(tmp_path / name, model_type, intermediate_size=64) for name in ("packed", "plain")]
+    pack(*folders)
     lm, plain = (gerund.load(folder, attention="mask0-bidir", k=2, dtype="float32") for folder in folders)
     assert abs(lm.encode(TEXTS) - plain.encode(TEXTS)).max() < 1e-5
     assert lm.generate(TEXTS, 4) == plain.generate(TEXTS, 4)
+    lm.save(tmp_path / "saved")
+    again = gerund.load(tmp_path / "saved", dtype="float32")
+    assert abs(again.encode(TEXTS) - lm.encode(TEXTS)).max() < 1e-5

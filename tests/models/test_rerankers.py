@@ -15,7 +15,7 @@ from gerund.errors import ConfigError, DataError, GerundError, ModelError, TextE
 from gerund.settings.ranking import FAMILIES
 from tests.cli.helpers import run_cli
 from tests.ready_made import PAIR_TEMPLATE, answering, change, closed, reranker, write
-from tests.tiny import save_tiny
+from tests.tiny import load, save_tiny
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import CrossEncoder
@@ -24,10 +24,6 @@ QUERY = "the cat?"
 FIRST = ["the cat sat on the mat", "a", "zürich 数据库.", "in the beginning there was a thing " * 6]
 NEAR = 1e-4
 GENERATES = {"chat_template": {"add_generation_prompt": True}}
-
-
-def load(folder: Path, **options: Any) -> gerund.LanguageModel:
-    return gerund.load(folder, **{"dtype": "float32", **options})
 
 
 def ours(lm: gerund.LanguageModel, documents: list[str] = FIRST) -> list[float]:
@@ -232,11 +228,9 @@ def test_the_layer_of_a_converted_model_is_the_difference_of_two_tokens(tmp_path
 
 @pytest.mark.slow
 def test_another_instruction(tmp_path: Path) -> None:
-    folder = reranker(
-        tmp_path / "st", layout="LogitScore", tokenizer=answering(template=PAIR_TEMPLATE), instruction="Find."
-    )
-    expected = ours(load(reranker(tmp_path / "b", layout="LogitScore", tokenizer=answering(template=PAIR_TEMPLATE),
-                                  instruction="Judge it.")))  # fmt: skip
+    settings: dict[str, Any] = {"layout": "LogitScore", "tokenizer": answering(template=PAIR_TEMPLATE)}
+    folder = reranker(tmp_path / "st", instruction="Find.", **settings)
+    expected = ours(load(reranker(tmp_path / "b", instruction="Judge it.", **settings)))
     assert ours(load(folder, prompt="Judge it.")) == pytest.approx(expected, abs=1e-6)
     assert ours(load(folder)) != pytest.approx(expected, abs=1e-3)
 

@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from gerund.gguf_file import MAGIC, is_gguf, parts_of
 from gerund.models import sources
 from gerund.models.catalog import find_local, gguf_in, local_models
 from gerund.models.sources import Source, find, hub_answers
+from tests.cli.helpers import run_python
 
 
 @pytest.fixture
@@ -103,8 +102,7 @@ def test_what_is_no_path(path: str | Path) -> None:
 
 def test_finding_needs_no_torch() -> None:
     script = "import sys; from gerund.models.sources import find; find(None); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert run_python("-c", script).stdout == "False\n"
 
 
 HEX = "a" * 64

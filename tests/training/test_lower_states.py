@@ -3,23 +3,20 @@
 import pytest
 import torch
 
-from gerund.attention.interface import attach
-from gerund.attention.layouts import attach_streams, decoder_layers
+from gerund.attention.layouts import decoder_layers
 from gerund.errors import ConfigError
 from gerund.inference.encode.runtime import hidden_states
 from gerund.settings.plan import AttentionPlan
 from gerund.training.losses.vectors import LowerStates
 from gerund.training.recipe import load_recipe
 from gerund.training.trainable_model import prepare_model
-from tests.tiny import tiny
+from tests.tiny import ready
 from tests.training.outcomes import losses_of
 
 
 @pytest.fixture(params=["llama", "gemma2", "gpt2"])
 def model(request):
-    model = tiny(request.param)
-    attach(model)
-    attach_streams(decoder_layers(model))
+    model = ready(request.param)
     model.requires_grad_(False)
     for layer in list(decoder_layers(model))[2:]:
         layer.requires_grad_(True)

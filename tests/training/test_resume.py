@@ -25,17 +25,22 @@ from tests.training.objectives.recipes import passage, text
 from tests.training.outcomes import CrashError, assert_equal_states, crashing, losses, read_log, state
 
 
+@pytest.fixture
+def signals():
+    """Let signals that end a program raise ``KeyboardInterrupt``."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class TestResume:
     @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
     @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
-    def test_an_interruption_keeps_the_step_it_came_in(self, run, whole, tmp_path, capfd, number):
-        before = signal.signal(number, signal.default_int_handler)
-        try:
-            with crashing(5, lambda: signal.raise_signal(number)), pytest.raises(KeyboardInterrupt) as caught:
-                run("cut")
-            assert signal.getsignal(number) == signal.default_int_handler
-        finally:
-            signal.signal(number, before)
+    def test_an_interruption_keeps_the_step_it_came_in(self, run, whole, tmp_path, capfd, signals, number):
+        with crashing(5, lambda: signal.raise_signal(number)), pytest.raises(KeyboardInterrupt) as caught:
+            run("cut")
+        assert signal.getsignal(number) == signal.default_int_handler
         assert caught.value.__notes__ == [f"step 7 is kept in {tmp_path / 'cut'}: give --resume to go on from there"]
         assert "gerund: ending after this step, with a checkpoint; once more ends at once\n" in capfd.readouterr().err
         run("cut", resume=True)
@@ -44,17 +49,13 @@ class TestResume:
         assert read_log(whole)[-1]["tokens"] == read_log(tmp_path / "cut")[-1]["tokens"]
 
     @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
-    def test_a_second_interruption_ends_at_once(self, run, tmp_path):
+    def test_a_second_interruption_ends_at_once(self, run, tmp_path, signals):
         def twice():
             for _ in range(2):
                 signal.raise_signal(signal.SIGINT)
 
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with crashing(5, twice), pytest.raises(KeyboardInterrupt) as caught:
-                run("cut")
-        finally:
-            signal.signal(signal.SIGINT, before)
+        with crashing(5, twice), pytest.raises(KeyboardInterrupt) as caught:
+            run("cut")
         assert caught.value.__notes__ == [f"step 4 is kept in {tmp_path / 'cut'}: give --resume to go on from there"]
 
     @pytest.mark.slow
@@ -106,10 +107,8 @@ class TestResume:
     def test_changed_settings_and_data_are_refused(self, run, corpus, tmp_path):
         with crashing(8), pytest.raises(CrashError):
             run("out")
-        with pytest.raises(
-            ConfigError,
-            match=r"sources\.a\.weight was 2\.0 and is 3\.0; .*learning_rate was 0\.01 and is 0\.1; seed was 0",
-        ):
+        message = r"sources\.a\.weight was 2\.0 and is 3\.0; .*learning_rate was 0\.01 and is 0\.1; seed was 0"
+        with pytest.raises(ConfigError, match=message):
             run("out", "seed=1", "optimizer.learning_rate=0.1", "data.sources.a.weight=3", resume=True)
         with pytest.raises(ConfigError, match="while the learning rate is stable, until step 6"):
             run("out", "steps=10", resume=True)

@@ -28,20 +28,13 @@ from gerund.training.trainable_model import (
     verify_on_two_layers,
 )
 from tests.models.test_multimodal import build
-from tests.tiny import N_LAYERS, RECURRENT, batch, save_tiny, tiny
+from tests.tiny import N_LAYERS, RECURRENT, batch, ready, save_tiny
 from tests.training.conftest import sentences
 from tests.training.outcomes import read_log
 
 
 def recipe(**lora):
     return SimpleNamespace(model=SimpleNamespace(lora=LoraConfig(rank=2, **lora)))
-
-
-def ready(name):
-    model = tiny(name)
-    attach(model)
-    attach_streams(decoder_layers(model))
-    return model
 
 
 def adapted_layers(model):

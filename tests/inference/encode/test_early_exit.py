@@ -10,7 +10,6 @@ import gerund
 from gerund import AttentionPlan, ConfigError, EncoderConfig
 from gerund.attention.layouts import decoder_layers, lower_layers
 from gerund.inference.encode.runtime import hidden_states
-from gerund.inference.encode.texts import text_tokens
 from gerund.language_model import LanguageModel
 from gerund.models.saved_settings import saved_fields, settings_from
 from gerund.settings.model_spec import EncoderSpec
@@ -59,15 +58,6 @@ def test_vectors_are_those_of_a_model_of_so_many_layers(model_type: str, plan: s
     whole.model.load_state_dict(lm.model.state_dict())
     assert layers_run(lm, lambda: lm.generate("A dog", 2)) == set(range(N_LAYERS))
     assert [one.token_ids for one in lm.generate(TEXTS, 5)] == [one.token_ids for one in whole.generate(TEXTS, 5)]
-
-
-def test_the_last_state_is_a_layers_output_after_the_final_norm() -> None:
-    lm = tiny_lm(attention=AttentionPlan("causal"), exit_layer=EXIT)
-    [tokens] = text_tokens(lm.runtime, ["A dog"])
-    with torch.no_grad():
-        slow = lm.model(torch.tensor([tokens.ids]), output_hidden_states=True).hidden_states[EXIT]
-        slow = lm.model.base_model.norm(slow)
-    np.testing.assert_allclose(lm.encode_tokens(["A dog"])[0], slow[0].numpy(), atol=1e-6)
 
 
 def test_layers_above_those_that_are_mixed_are_not_computed() -> None:

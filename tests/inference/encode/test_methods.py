@@ -25,6 +25,7 @@ from tests.tiny import byte_tokenizer, tiny_lm
 
 TEXTS = ["A dog", 'is it a "cat"?', "the other thing.", "x"]
 CAUSAL = AttentionPlan("causal")
+NEAR = {"atol": 3e-5, "rtol": 1e-4}
 ROOM = 900  # the templates of MetaEOL have some 400 bytes
 
 
@@ -70,7 +71,7 @@ def test_a_template_is_read_as_in_the_released_code(name: str, side: str) -> Non
     lm = build(side=side, template=name, **settings_of_template(name))
     layer = -2 if name in ("prompteol-cot", "prompteol-knowledge") else -1
     slow = [states_of(lm, RELEASED[name].replace("*", released_sentence(text)))[layer][-1] for text in TEXTS]
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_metaeol_is_the_mean_over_eight_tasks() -> None:
         torch.stack([states_of(lm, one.before + released_sentence(text) + one.after)[-1][-1] for one in frames]).mean(0)
         for text in TEXTS
     ]
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
     told = lm.encode_with_usage(TEXTS[:1])
     assert told.token_counts[0] == sum(len(lm.tokenizer(one.before + "A dog." + one.after).input_ids) for one in frames)
     with pytest.raises(ConfigError, match="reads a text 8 times; only encode can"):
@@ -101,11 +102,9 @@ def test_a_template_of_ones_own_is_not_pooled(plan: str) -> None:
     [states] = alone.with_encoder(replace(alone.encoder, prompt="")).encode_tokens([whole])
     first = len(lm.tokenizer('Say "').input_ids)
     count = len(lm.tokenizer("the cat", add_special_tokens=False).input_ids)
-    np.testing.assert_allclose(
-        lm.encode("the cat", normalize=False), states[first : first + count].mean(0), atol=3e-5, rtol=1e-4
-    )
+    np.testing.assert_allclose(lm.encode("the cat", normalize=False), states[first : first + count].mean(0), **NEAR)
     [own] = lm.encode_tokens(["the cat"])
-    np.testing.assert_allclose(own[1:], states[first : first + count], atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(own[1:], states[first : first + count], **NEAR)
 
 
 def test_a_long_text_loses_its_own_end_and_not_that_of_the_template() -> None:
@@ -116,7 +115,7 @@ def test_a_long_text_loses_its_own_end_and_not_that_of_the_template() -> None:
     after = lm.tokenizer('" means in one word:"', add_special_tokens=False).input_ids
     with torch.no_grad():
         states = lm.model.base_model(torch.tensor([ids[: 80 - len(after)] + after])).last_hidden_state
-    np.testing.assert_allclose(found, states[0, -1].numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(found, states[0, -1].numpy(), **NEAR)
     with pytest.raises(ConfigError, match="leaves no room for text"):
         build(template="prompteol", max_length=30).encode("z")
 
@@ -136,7 +135,7 @@ def test_an_echo_template_pools_the_second_copy_alone(name: str, side: str) -> N
         places = lm.tokenizer(whole, return_offsets_mapping=True).offset_mapping
         # A token that holds any character of the copy is of it.
         slow.append(states[[last - len(text) < end and begin < last for begin, end in places]].mean(0))
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
 
 
 @pytest.mark.parametrize("length", [79, 80])
@@ -147,7 +146,7 @@ def test_both_copies_of_a_long_text_lose_as_much(length: int) -> None:
     room = (length - len("A  |  Z") - 1) // 2
     own = ("y" * 20 + "z" * 5000)[:room]
     states = states_of(lm, f"A {own} | {own} Z")[-1]
-    np.testing.assert_allclose(found[0], states[-2 - room : -2].mean(0).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(found[0], states[-2 - room : -2].mean(0).numpy(), **NEAR)
     whole, cut = "y" * room, "y" * (room + 1)
     assert lm.encode_with_usage([whole, cut]).truncated == [False, True]
     assert [len(text) for text in text_tokens(lm.runtime, [whole])] == [8 + 2 * room]
@@ -174,9 +173,9 @@ def test_a_prompt_with_the_text_in_it_takes_the_place_of_the_template() -> None:
     lm = build(template="prompteol", pooling="last", prompts={"query": 'Ask "{text}" now', "plain": "Topic! "})
     slow = states_of(lm, 'Ask "A dog" now')[-1][-1].numpy()
     for said in ({"prompt_name": "query"}, {"prompt": 'Ask "{text}" now'}):
-        np.testing.assert_allclose(lm.encode("A dog", **said, normalize=False), slow, atol=3e-5, rtol=1e-4)
+        np.testing.assert_allclose(lm.encode("A dog", **said, normalize=False), slow, **NEAR)
     slow = states_of(lm, 'Topic! This sentence : "A dog." means in one word:"')[-1][-1].numpy()
-    np.testing.assert_allclose(lm.encode("A dog", prompt_name="plain", normalize=False), slow, atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode("A dog", prompt_name="plain", normalize=False), slow, **NEAR)
     with pytest.raises(ConfigError, match="text after the placeholder"):
         build().encode_and_prefill("A dog", prompt='Ask "{text}"')
     with pytest.raises(ConfigError, match="training takes no template and no prompt with a place for the text"):
@@ -194,9 +193,7 @@ def test_kv_embedding_reads_queries_in_a_template_of_their_own() -> None:
     lm = build(**settings_of_template("kv-embedding"), template="kv-embedding")
     states = states_of(lm, "Query: a cat Compress the Query in one word:")[-1]
     slow = (states[-1] + states.mean(0)) / 2
-    np.testing.assert_allclose(
-        lm.encode("a cat", prompt_name="query", normalize=False), slow.numpy(), atol=3e-5, rtol=1e-4
-    )
+    np.testing.assert_allclose(lm.encode("a cat", prompt_name="query", normalize=False), slow.numpy(), **NEAR)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
@@ -209,7 +206,7 @@ def test_mixed_layers_are_the_mean_of_hidden_states(layers: str, wanted: list[in
     for text in TEXTS:
         states = states_of(lm, text)
         slow.append(torch.stack([states[layer] for layer in wanted]).mean(0).mean(0))
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
 
 
 def test_layers_of_a_plan_are_those_that_it_computes() -> None:
@@ -253,7 +250,7 @@ def test_prepending_equals_layers_run_by_hand(below: int, side: str) -> None:
                 output = layer(hidden, attention_mask=mask, position_ids=position, position_embeddings=rotary)
                 hidden = (output[0] if isinstance(output, tuple) else output).clone()
             slow.append(body.norm(hidden)[0, -1])
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
 
 
 def test_a_method_leaves_generation_alone(tiny_folder) -> None:
@@ -390,11 +387,11 @@ def test_values_and_attention_equal_the_formula(side: str) -> None:
     lm = build(side=side)
     pooled = lm.with_encoder(replace(lm.encoder, states="values", layers="2+4"))
     wanted = [torch.stack([values.mean(0) for values, _ in own]).mean(0) for own in slow]
-    np.testing.assert_allclose(pooled.encode(TEXTS, normalize=False), torch.stack(wanted), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(pooled.encode(TEXTS, normalize=False), torch.stack(wanted), **NEAR)
     assert pooled.dimensions == len(wanted[0])
     aligned = lm.with_encoder(replace(lm.encoder, states="attention", layers="4", pooling="last"))
     wanted = [own[1][1][-1] for own in slow]
-    np.testing.assert_allclose(aligned.encode(TEXTS, normalize=False), torch.stack(wanted), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(aligned.encode(TEXTS, normalize=False), torch.stack(wanted), **NEAR)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2", "gpt_neox", "opt", "qwen3"])
@@ -404,7 +401,7 @@ def test_architectures_give_values_and_attention(model_type: str, states: str) -
     found = lm.encode(["A dog sat down.", "x"], normalize=False)
     assert found.shape == (2, lm.dimensions)
     # Alone and in a batch with padding.
-    np.testing.assert_allclose(lm.encode(["x"], normalize=False)[0], found[1], atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(["x"], normalize=False)[0], found[1], **NEAR)
 
 
 @pytest.mark.parametrize("template", ["none", "prompteol"])
@@ -420,7 +417,7 @@ def test_generated_states_are_those_of_the_greedy_continuation(template: str) ->
                 ids.append(int(logits.argmax()))
             output = lm.model(torch.tensor([ids]), output_hidden_states=True)
         slow.append(output.hidden_states[-1][0, -3:].mean(0))
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow), **NEAR)
 
 
 def test_what_reads_no_text_tokens_says_so() -> None:
@@ -464,15 +461,10 @@ class Slow:
 
 def slow_states(lm: LanguageModel, text: str, layers: set[int]) -> torch.Tensor:
     """The last hidden states ``(T, D)`` of one text."""
-    functions, config = AttentionInterface._global_mapping, lm.model.config
-    own = functions[FUSED]
-    assert config._attn_implementation == FUSED
-    functions[FUSED] = Slow(layers, lm)
-    try:
-        with torch.no_grad():
-            return lm.model.base_model(**lm.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-    finally:
-        functions[FUSED] = own
+    assert lm.model.config._attn_implementation == FUSED
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AttentionInterface._global_mapping, FUSED, Slow(layers, lm))
+        return lm.model.base_model(**lm.tokenizer(text, return_tensors="pt")).last_hidden_state[0]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -485,7 +477,7 @@ def test_rerouting_equals_a_key_put_before_the_text(model_type: str, reroute: st
     for text in TEXTS:
         states = slow_states(lm, PROMPT.format(text), layers)
         slow.append((states[-1] + states.mean(0)) / 2)
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
     plain = lm.with_encoder(replace(lm.encoder, reroute="none"))
     assert not np.allclose(lm.encode(TEXTS), plain.encode(TEXTS), atol=1e-3)
 
@@ -494,16 +486,15 @@ def test_rerouting_equals_a_key_put_before_the_text(model_type: str, reroute: st
 def test_under_another_plan_the_key_has_more_weight_where_it_is_seen_already(plan: str) -> None:
     lm = build(attention=AttentionPlan(plan), reroute="2-4", pooling="last")
     slow = [slow_states(lm, text, {1, 2, 3})[-1] for text in TEXTS]
-    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), atol=3e-5, rtol=1e-4)
+    np.testing.assert_allclose(lm.encode(TEXTS, normalize=False), torch.stack(slow).numpy(), **NEAR)
 
 
 @pytest.mark.parametrize("model_type", ["mpt", "bloom", "mamba"])
 def test_what_cannot_be_rerouted_is_refused(model_type: str) -> None:
     lm = build(model_type)
     assert lm.encode("the cat").shape == (lm.dimensions,)
-    with pytest.raises(
-        UnsupportedModelError, match=r"reroute is for attention|cannot have its last token's key before"
-    ):
+    message = "reroute is for attention|cannot have its last token's key before"
+    with pytest.raises(UnsupportedModelError, match=message):
         lm.with_encoder(EncoderConfig(AttentionPlan("causal"), reroute="2")).encode("the cat")
 
 
@@ -512,7 +503,7 @@ def test_exact_where_attention_takes_a_mask() -> None:
     lm = build("gptj")
     lm = lm.with_encoder(EncoderConfig(AttentionPlan("causal"), reroute="all"))
     for text, one in zip(TEXTS, lm.encode_tokens(TEXTS), strict=True):
-        np.testing.assert_allclose(one, lm.encode_tokens([text])[0], atol=3e-5, rtol=1e-4)
+        np.testing.assert_allclose(one, lm.encode_tokens([text])[0], **NEAR)
 
 
 def test_the_dimension_of_a_surface_is_found() -> None:

@@ -104,8 +104,9 @@ def test_empty_texts_become_zeros_only_on_request():
     vectors = lm.encode(["the cat", "", " "], empty="zeros")
     assert np.abs(vectors[1:]).max() == 0
     np.testing.assert_allclose(vectors[0], lm.encode("the cat"), atol=1e-6)
-    with pytest.raises(TextError, match="text 1 is empty"):
-        lm.encode(["the cat", ""])
+    for text in ("", "  ", "\n\t"):
+        with pytest.raises(TextError, match="text 1 is empty; set empty to zeros"):
+            lm.encode(["the cat", text])
     assert lm.encode_tokens(["", "a"], empty="zeros")[0].shape == (0, 32)
 
 
@@ -136,6 +137,8 @@ def test_words_are_means_of_their_tokens():
     assert pieces[:4] == ["<s>", "th", "e", " th"]
     np.testing.assert_allclose(vectors[0], states[1:3].mean(0), atol=1e-5)
     np.testing.assert_allclose(vectors[1], states[3:6].mean(0), atol=1e-5)
+    np.testing.assert_allclose(vectors[2], states[6:-1].mean(0), atol=1e-5)
+    np.testing.assert_allclose(vectors[3], states[-1], atol=1e-5)
     [first] = lm.encode_words([sentence], pooling="first")
     np.testing.assert_allclose(first[1], states[3], atol=1e-5)
     [shifted] = lm.encode_words([sentence], shift=True)

@@ -133,9 +133,7 @@ def read_there(model, ids, start, cache=None):
     known = cache.get_seq_length()
     places = torch.arange(start, start + len(ids))[None]
     mask = torch.ones((1, known + len(ids)), dtype=torch.long)
-    found = model(
-        torch.tensor([ids]), position_ids=places, attention_mask=mask, use_cache=True, **{CACHE: cache}
-    )  # fmt: skip
+    found = model(torch.tensor([ids]), position_ids=places, attention_mask=mask, use_cache=True, **{CACHE: cache})
     return cache, found.logits[:, -1]
 
 

@@ -107,12 +107,8 @@ def test_what_a_prompt_left_is_the_same_to_the_bit_for_all_that_begin_like_it(bu
 
 def test_activations_that_compute_the_end_of_a_text_otherwise_are_found_out() -> None:
     # Torch's vectors of activations do not fit rows of 30: the last of them are computed one by one.
-    found = check_batching(
-        model_of("llama", intermediate_size=30, max_position_embeddings=400), byte_tokenizer(), 2, 400
-    )
-    even = check_batching(
-        model_of("llama", intermediate_size=64, max_position_embeddings=400), byte_tokenizer(), 2, 400
-    )
+    models = (model_of("llama", intermediate_size=size, max_position_embeddings=400) for size in (30, 64))
+    found, even = (check_batching(model, byte_tokenizer(), 2, 400) for model in models)
     if not even.recalls:
         pytest.skip(even.why)
     assert not found.recalls

@@ -225,9 +225,3 @@ def test_models_expand(lm):
     for text in lm.expand("the [blank] in the rain", 3, sampling=sampling, max_tokens=3):
         assert text.startswith("the")
         assert text.endswith("in the rain")
-
-
-def test_a_model_without_sentinels_says_so(tmp_path):
-    lm = gerund.load(save_tiny_t5(tmp_path / "t5", sentinels=0), dtype="float32")
-    with pytest.raises(gerund.ModelError, match="no sentinels"):
-        lm.expand("the cat in the rain", 1)

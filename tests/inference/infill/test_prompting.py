@@ -2,7 +2,6 @@
 
 import pytest
 
-import gerund
 from gerund import ConfigError, Generation, Sampling, TextError
 from gerund.inference.generate.config import GenerationConfig
 from gerund.inference.infill import prompting
@@ -86,22 +85,6 @@ def test_five_solved_examples_in_the_same_words(method, scripted):
         before, behind = " ".join(sentences[:missing]) + " ", " " + " ".join(sentences[missing + 1 :])
         assert example == f"{prompt(before, [behind], method, 0)} {sentences[missing]}"
         assert example.count(sentences[missing]) == 1
-
-
-def test_a_solved_example_to_the_letter():
-    asked = prompt("A. ", [" B."], "line-by-line", 1)
-    assert asked.startswith(
-        "You have a five-sentence story with some missing text.\n"
-        "Here is the context for each line, with the missing line indicated:\n"
-        "Line 1: Nora wanted to bake bread for the first time.\n"
-        "Line 2: She mixed flour, water and salt and put the dough in the oven.\n"
-        "Line 3: [Missing Line]\n"
-        "Line 4: Her neighbour looked at it and asked where the yeast was.\n"
-        "Line 5: The next loaf rose so high that it touched the top of the oven.\n"
-        "Please generate the missing line of the story. Please generate only the missing line and nothing else.\n"
-        "The missing line is: Line 3: An hour later it was as flat and hard as a plate.\n\n"
-        "You have a three-sentence story"
-    )
 
 
 def test_the_stories_are_whole():
@@ -222,16 +205,12 @@ def test_a_prompt_that_is_too_long():
 
 
 @pytest.mark.slow
-def test_the_embedded_default_answers():
-    try:
-        lm = gerund.load(attention="causal")
-    except gerund.ModelError:
-        pytest.skip("this installation has no bundled model")
+def test_the_embedded_default_answers(bundled):
     for method in PROMPT_METHODS:
         settings = {"method": method, "max_tokens": 3, "sampling": Sampling(temperature=1, seed=1)}
         shots = 0 if method == "contextual" else 1
-        once = fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
-        assert once == fill(lm.model, lm.tokenizer, GYM, shots=shots, **settings)
-        [plain] = lm.generate(prompt(GYM[0], GYM[1:], method, shots), 3, Sampling(temperature=1, seed=1))
+        once = fill(bundled.model, bundled.tokenizer, GYM, shots=shots, **settings)
+        assert once == fill(bundled.model, bundled.tokenizer, GYM, shots=shots, **settings)
+        [plain] = bundled.generate(prompt(GYM[0], GYM[1:], method, shots), 3, Sampling(temperature=1, seed=1))
         assert once == [answer(plain.text)]
         assert "\n" not in once[0]

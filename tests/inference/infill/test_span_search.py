@@ -7,11 +7,10 @@ from transformers import DynamicCache
 from gerund.attention.bound_plan import BoundPlan
 from gerund.attention.interface import attach
 from gerund.attention.layer_state import CACHE
-from gerund.attention.masks import hybrid_visible, visible
 from gerund.errors import ConfigError, ModelError, UnsupportedModelError
 from gerund.inference.infill.span_search import Context, SpanPass
 from gerund.inference.likelihood import causal_runtime
-from gerund.settings.plan import AttentionPlan, Direction, View
+from gerund.settings.plan import AttentionPlan
 from tests.attention.reference import ReferenceModel
 from tests.tiny import CONFIGS, VOCAB, byte_tokenizer, tiny
 
@@ -104,28 +103,6 @@ def test_without_a_right_side_it_is_the_untouched_model(name):
         with torch.no_grad():
             plain = tiny(name)(torch.tensor([[*row.left, *span]]), use_cache=False).logits[0].log_softmax(-1)
         torch.testing.assert_close(own, plain[len(row.left) - 1 :], **ROUNDING)
-
-
-def test_what_stands_on_the_right_counts_and_so_does_how_far_it_is():
-    runtime = runtime_of()
-    near, far, other = context(4, 3, 5), context(4, 8, 5), context(4, 3, 5)
-    other = Context(other.left, ids(5, 50), other.right_at)
-    a, b, c = (SpanPass(runtime, [row], sees_right=True).logprobs_BV for row in (near, far, other))
-    assert (a - b).abs().max() > 1e-3
-    assert (a - c).abs().max() > 1e-3
-
-
-def test_masks_by_position_are_those_by_index_when_tokens_stand_in_order():
-    real = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8]).bool()
-    span = torch.tensor([[0, 0, 0, 1, 1, 0, 2, 0], [0, 1, 1, 1, 0, 0, 2, 2]])
-    position = torch.arange(8).expand(2, 8)
-    for window in (None, 1, 2, 5):
-        for mask in (None, real):
-            whole = visible(View(Direction.HYBRID), 8, real_BT=mask, span_BT=span, window=window)
-            order = torch.tensor([0, 1, 2, 5, 7, 4, 3, 6])
-            given = None if mask is None else mask[:, order]
-            found = hybrid_visible(position[:, order], span[:, order], 3, real_BT=given, window=window)
-            assert torch.equal(found, whole[:, :, order[-3:]][:, :, :, order])
 
 
 def test_a_cache_that_lets_tokens_go_is_refused():

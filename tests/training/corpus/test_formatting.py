@@ -102,6 +102,7 @@ def test_the_parts_of_a_frame():
     assert formatted == Tokens([1, *bare(byte_tokenizer(), "ab"), 70, 71, 2], 3, 1)
     assert formatter.places(formatted) == range(3, 5)
     assert formatter.places(InputFormatter(byte_tokenizer(), prompt="ab").format([70])) == range(3, 3)
+    assert len(InputFormatter(byte_tokenizer()).format_text("abcdefgh", None)) == 9
 
 
 def test_a_prompt_that_grows_into_the_text():
@@ -150,9 +151,8 @@ def test_room_is_what_an_endless_text_leaves(tokenizer):
     for prompt in PROMPTS:
         for append_eos in (False, True):
             formatter = InputFormatter(tokenizer, prompt=prompt, append_eos=append_eos)
-            with pytest.raises(
-                ConfigError, match=f"no room for text: prompt and special tokens take {formatter.overhead}"
-            ):
+            message = f"no room for text: prompt and special tokens take {formatter.overhead}"
+            with pytest.raises(ConfigError, match=message):
                 formatter.format_text("the cat", formatter.overhead)
             rng = random.Random(0)
             text = " ".join(rng.choices(["the", "thing", "in", "an", "inn"], k=60))
@@ -161,13 +161,6 @@ def test_room_is_what_an_endless_text_leaves(tokenizer):
             assert formatted == encoder(
                 tokenizer, text, prompt=prompt, append_eos=append_eos, max_length=len(formatted)
             )
-
-
-def test_texts_cut_to_length_raise_no_warning(recwarn):
-    formatter = InputFormatter(byte_tokenizer())
-    assert len(formatter.format_text("abcdefgh", 4)) == 4
-    assert len(formatter.format_text("abcdefgh", None)) == 9
-    assert not recwarn.list
 
 
 def test_mistakes_are_named():

@@ -53,18 +53,6 @@ def test_a_source_of_small_weight_is_read(weights, counts):
         Mixture([3, 2], [3000.0, 1.0], seed=0)
 
 
-def test_another_seed_another_order():
-    one, other = (Mixture([50, 50], [1.0, 1.0], seed=seed) for seed in (0, 1))
-    assert [one.sample(number).item for number in range(50)] != [other.sample(number).item for number in range(50)]
-    assert one.pattern.tolist() != other.pattern.tolist()
-
-
-def test_sources_alternate_rather_than_follow_each_other():
-    pattern = Mixture([9, 9], [3.0, 1.0], seed=0).pattern
-    assert np.bincount(pattern).tolist() == [750, 250]
-    assert 0.6 < np.mean(pattern[:200] == 0) < 0.9
-
-
 def test_epochs():
     assert Mixture([10, 50], [3.0, 1.0], seed=0).epochs(2000) == [150.0, 10.0]
 

@@ -21,36 +21,18 @@ from tests.tiny import byte_tokenizer
 from tests.training.conftest import sentences
 from tests.training.corpus import tokenizers
 
+RANGES = [(0x20, 0x7F), (0xA0, 0x2FF), (0x370, 0x5FF), (0x4E00, 0x4F00), (0x1F300, 0x1F6FF), (0x300, 0x36F)]
+BETWEEN = ["", "", " ", "  ", "\n", "\n\n ", "\t", "1", "1984", "'s", "\r\n", "\u200d"]
+
 
 def random_text(rng):
-    ranges = [
-        (0x20, 0x7F),
-        (0xA0, 0x2FF),
-        (0x370, 0x5FF),
-        (0x4E00, 0x4F00),
-        (0x1F300, 0x1F6FF),
-        (0x300, 0x36F),
-    ]
-    pieces = []
-    for _ in range(rng.randint(1, 40)):
-        low, high = rng.choice(ranges)
-        pieces.append(chr(rng.randrange(low, high)))
-        pieces.append(rng.choice(["", "", " ", "  ", "\n", "\n\n ", "\t", "1", "1984", "'s", "\r\n", "\u200d"]))
-    return "".join(pieces)
+    characters = (chr(rng.randrange(*rng.choice(RANGES))) + rng.choice(BETWEEN) for _ in range(rng.randint(1, 40)))
+    return "".join(characters)
 
 
 def test_every_text_comes_back(tokenizer):
     rng = random.Random(0)
-    for text in [
-        *(random_text(rng) for _ in range(300)),
-        "",
-        " ",
-        "\n",
-        " a  b ",
-        "don't",
-        "\x00\x01",
-        "\u2028",
-    ]:
+    for text in [*(random_text(rng) for _ in range(300)), "", " ", "\n", " a  b ", "don't", "\x00\x01", "\u2028"]:
         ids = tokenizer(text).input_ids
         assert ids[0] == tokenizer.bos_token_id
         assert tokenizer.decode(ids[1:]) == text
@@ -132,11 +114,8 @@ def masked():
     return train_tokenizer(["a small text"], vocab_size=280, max_length=64)
 
 
-def test_the_tokenizers_own(masked):
-    assert pick_mask_token(masked, None) == masked.convert_tokens_to_ids(MASK)
-
-
 def test_a_wish_comes_before_the_tokenizers_own(masked):
+    assert pick_mask_token(masked, None) == masked.convert_tokens_to_ids(MASK)
     assert pick_mask_token(masked, "#") == masked.convert_tokens_to_ids("#") != masked.mask_token_id
 
 
@@ -144,6 +123,8 @@ def test_an_underscore_where_there_is_none():
     tokenizer = byte_tokenizer()
     assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, None)) == "_"
     assert pick_mask_token(tokenizer, "_") == pick_mask_token(tokenizer, None)
+    # Or what is a token only as it is written in the vocabulary.
+    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, " a")) == "Ġa"
 
 
 def test_llamas_underscore_is_the_one_without_a_space():
@@ -151,11 +132,6 @@ def test_llamas_underscore_is_the_one_without_a_space():
     assert tokenizer.tokenize("_") == ["▁_"]  # what encoding would give
     assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, None)) == "_"
     assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, "▁_")) == "▁_"
-
-
-def test_text_that_is_a_token_only_as_written_in_the_vocabulary():
-    tokenizer = byte_tokenizer()
-    assert tokenizer.convert_ids_to_tokens(pick_mask_token(tokenizer, " a")) == "Ġa"
 
 
 @pytest.mark.parametrize("wanted, pieces", [("[MASK]", 6), ("", 0), ("ab", 2)])

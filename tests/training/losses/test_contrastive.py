@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gerund.training.losses.contrastive import accuracy, batch_info_nce, excluded_pairs, info_nce
+from gerund.training.losses.contrastive import accuracy, batch_info_nce, info_nce
 from gerund.training.objectives.contrastive import ContrastiveLosses
 from tests.training.objectives import slow
 
@@ -36,17 +36,6 @@ def test_info_nce(similarity, temperature, excluded):
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for own, other in zip(torch.autograd.grad(loss, ends), torch.autograd.grad(expected, ends), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-9)
-
-
-def test_excluding_one_by_one():
-    query_ids, key_ids = [5, 6, 9, 9], [1, 5, 2, 9, 5, 1, 3]
-    positives = [0, 2, 3, 5]
-    found = excluded_pairs(torch.tensor(query_ids), torch.tensor(key_ids), torch.tensor(positives))
-    assert found.dtype == torch.bool
-    for i, query in enumerate(query_ids):
-        for j, key in enumerate(key_ids):
-            expected = j != positives[i] and (key in (key_ids[positives[i]], query))
-            assert bool(found[i, j]) is expected, (i, j)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

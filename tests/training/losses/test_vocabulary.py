@@ -13,14 +13,9 @@ from gerund.errors import ModelError
 from gerund.training.losses import vocabulary
 from gerund.training.losses.vocabulary import head_of, token_loss, trained_leaves
 from tests.adapters import PEFT_WARNINGS
+from tests.inference.test_likelihood import SCALED
 from tests.tiny import CONFIGS, REFUSED, VOCAB, tiny
 
-# Each with its own way to change logits behind the head.
-SCALED = [
-    ("gemma2", {"final_logit_softcapping": 3.0}),
-    ("granite", {"logits_scaling": 8.0}),
-    ("cohere", {"logit_scale": 0.5}),
-]
 TIED = [(name, {"tie_word_embeddings": tied}) for name in ("llama", "gpt2") for tied in (True, False)]
 N, D, V = 11, 6, 13
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from torch.nn import functional
 
 import gerund
 from gerund.errors import DataError
@@ -40,15 +39,6 @@ def test_pairs_of_one_score_ask_for_nothing():
     assert loss.item() == 0
     assert not cosines.grad.any()
     assert ordered(cosines, torch.ones(3)).item() == 0
-
-
-def test_the_loss_is_that_of_sentence_transformers():
-    losses = pytest.importorskip("sentence_transformers.losses")
-    torch.manual_seed(0)
-    first, second = torch.randn(2, 5, 8)
-    theirs = losses.CoSENTLoss(model=None, scale=20.0)
-    ours = cosent(functional.cosine_similarity(first, second), SCORES, temperature=0.05)
-    torch.testing.assert_close(ours, theirs.compute_loss_from_embeddings([first, second], SCORES))
 
 
 def recipe_of(corpus, tmp_path_factory, base, folder):

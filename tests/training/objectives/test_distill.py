@@ -189,36 +189,38 @@ def test_words_of_another_model_are_taken(run, settings, teacher):
         run("refused")
 
 
+def embedded(teacher, file, count, *options):
+    """Write a teacher's vectors of some texts into a file."""
+    texts = file.with_suffix(".txt")
+    texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(count)), "utf-8")
+    ran = run_cli("embed", texts, "-m", teacher, *options, "-o", file)
+    assert ran.code == 0, ran.err
+    return file
+
+
 @pytest.mark.slow
 def test_a_file_of_vectors_is_a_teacher(run, settings, teacher, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(64)), "utf-8")
-    vectors = tmp_path / "vectors.parquet"
-    assert run_cli("embed", texts, "-m", teacher, "--keep-text", "-o", vectors).code == 0
+    vectors = embedded(teacher, tmp_path / "vectors.parquet", 64, "--keep-text")
     settings["objectives"][0] |= {"teacher": str(vectors), "token_vectors": True}
     settings["data"] = {"folder": str(tmp_path)}
     folder = run("out", "steps=4")
     assert gerund.load(folder).space == gerund.load(teacher).fingerprint()
     assert agreement(folder, teacher) > 0.5
-    bare = tmp_path / "bare.parquet"
-    assert run_cli("embed", texts, "-m", teacher, "-o", bare).code == 0
     with pytest.raises(ConfigError, match="--keep-text"):
-        read_known(bare)
+        read_known(embedded(teacher, tmp_path / "bare.parquet", 4))
 
 
 @pytest.mark.slow
 def test_vectors_in_fewer_bits_are_what_they_stand_for(teacher, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(sentences(f"t{i}", 1) for i in range(8)), "utf-8")
-    files = {precision: tmp_path / f"{precision}.parquet" for precision in ("float32", "int8", "uint8", "binary")}
-    for precision, file in files.items():
-        ran = run_cli("embed", texts, "-m", teacher, "--keep-text", "--precision", precision, "-o", file)
-        assert ran.code == 0, ran.err
-    right = read_known(files["float32"]).rows(range(8))
+    def known(precision):
+        file = embedded(teacher, tmp_path / f"{precision}.parquet", 8, "--keep-text", "--precision", precision)
+        return read_known(file).rows(range(8))
+
+    right = known("float32")
     for precision in ("int8", "uint8"):
-        np.testing.assert_allclose(read_known(files[precision]).rows(range(8)), right, atol=np.ptp(right) / 255)
+        np.testing.assert_allclose(known(precision), right, atol=np.ptp(right) / 255)
     with pytest.raises(ConfigError, match="has a bit for each number"):
-        read_known(files["binary"])
+        known("binary")
 
 
 def test_a_dry_run_reads_no_text_and_writes_nothing(settings, write_recipe, tmp_path):
@@ -246,9 +248,13 @@ def test_mistakes_are_told(settings, write_recipe, changes, reason):
         load_recipe(write_recipe(settings))
 
 
-def test_a_layer_that_is_not_there(run, settings):
-    settings["objectives"][0]["layers"] = [9]
-    with pytest.raises(ConfigError, match="texts are read by 2"):
+@pytest.mark.parametrize(
+    ("exit_layer", "layer", "reason"), [(None, 9, "texts are read by 2"), (1, 2, "layers 2, and texts are read by 1")]
+)
+def test_a_layer_that_does_not_read(run, settings, exit_layer, layer, reason):
+    settings["encoder"] |= {"exit_layer": exit_layer}
+    settings["objectives"][0]["layers"] = [layer]
+    with pytest.raises(ConfigError, match=reason):
         run("out")
 
 
@@ -391,10 +397,3 @@ def test_an_early_exit_is_trained_and_kept(run, settings, write_recipe):
     settings["objectives"].append({"kind": "causal", "length": 32})
     whole = prepare_model(load_recipe(write_recipe(settings)), write=False).adapter
     assert {name.partition("layers.")[2][0] for name, part in whole.named_modules() if hasattr(part, "lora_A")} > {"0"}
-
-
-def test_further_layers_are_those_that_read(run, settings):
-    settings["encoder"] |= {"exit_layer": 1}
-    settings["objectives"][0] |= {"layers": [2]}
-    with pytest.raises(ConfigError, match="layers 2, and texts are read by 1"):
-        run("out")

@@ -212,19 +212,17 @@ def test_states_are_read_of_texts_alone(run):
 def test_what_knows_no_answer_tokens_says_so(trained, tmp_path):
     folder = trained
     lm = gerund.load(folder, dtype="float32")
-    with pytest.raises(ConfigError, match="tokens pooled are not the text's"):
-        lm.encode_tokens(["the cat"])
-    with pytest.raises(ConfigError, match="tokens pooled are not the text's"):
-        lm.encode_spans(["the cat"], [[(0, 3)]])
-    for format in ("merged", "sentence-transformers"):
-        with pytest.raises(ConfigError, match="takes no answer tokens"):
-            lm.export(tmp_path / format, format)
-    with pytest.raises(ConfigError, match="takes no answer tokens"):
-        lm.encode_and_prefill("the cat")
-    with pytest.raises(ConfigError, match="encodes by answer tokens"):
-        lm.with_encoder(gerund.EncoderConfig())
-    with pytest.raises(ConfigError, match="were trained for the encoder settings beside them"):
-        gerund.load(folder, pooling="last")
+    for call, message in (
+        (lambda: lm.encode_tokens(["the cat"]), "tokens pooled are not the text's"),
+        (lambda: lm.encode_spans(["the cat"], [[(0, 3)]]), "tokens pooled are not the text's"),
+        (lambda: lm.export(tmp_path / "merged", "merged"), "takes no answer tokens"),
+        (lambda: lm.export(tmp_path / "st", "sentence-transformers"), "takes no answer tokens"),
+        (lambda: lm.encode_and_prefill("the cat"), "takes no answer tokens"),
+        (lambda: lm.with_encoder(gerund.EncoderConfig()), "encodes by answer tokens"),
+        (lambda: gerund.load(folder, pooling="last"), "were trained for the encoder settings beside them"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call()
     plain = gerund.load(folder, adapter="none", dtype="float32")
     assert (plain.runtime.answers, plain.head, plain.dimensions) == (None, None, 16)
 

@@ -24,11 +24,11 @@ BUILD = {
 }
 
 
-def hybrid(tokenizer, rows, *, mntp=None, msg=None, eos=False, seed=3):
+def hybrid(tokenizer, rows, *, mntp=None, msg=None, eos=False, seed=3, formatter=None):
     special = set(tokenizer.all_special_ids)
     return HybridBatches(
         Rows(rows),
-        InputFormatter(tokenizer, append_eos=eos),
+        formatter or InputFormatter(tokenizer, append_eos=eos),
         mntp=None if mntp is None else MntpConfig(kind="mntp", **mntp),
         msg=None if msg is None else MsgConfig(kind="msg", **msg),
         mask_id=MASK,
@@ -164,17 +164,9 @@ CASES = {
 
 @pytest.fixture
 def make(tokenizer):
-    def make(rows, formatter, names, predict="next", seed=3, **msg):
-        return HybridBatches(
-            Rows(rows),
-            formatter,
-            mntp=MntpConfig(kind="mntp", rate=0.3, predict=predict) if "mntp" in names else None,
-            msg=MsgConfig(kind="msg", **msg) if "msg" in names else None,
-            mask_id=tokenizer.mask_token_id,
-            random_ids=np.arange(16, len(tokenizer)),
-            pad=tokenizer.pad_token_id,
-            seed=seed,
-        )
+    def make(rows, formatter, names, predict="next", **msg):
+        settings = {"mntp": {"rate": 0.3, "predict": predict}, "msg": msg}
+        return hybrid(tokenizer, rows, formatter=formatter, **{name: settings[name] for name in names})
 
     return make
 

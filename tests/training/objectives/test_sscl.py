@@ -87,24 +87,25 @@ def test_mistakes_are_named():
             augment("a b", np.random.default_rng(0), **setting)
 
 
+def altered(model, tokenizer, rows, seed=3, rewriter=None, **settings):
+    group = TextGroup(runtime_of(model, tokenizer, ENCODERS["magnet"]), 2)
+    config = SsclConfig(kind="sscl", length=64, **settings)
+    options = {"tokenizer": tokenizer, "config": config, "seed": seed, "rewriter": rewriter}
+    return AlteredBatches(Rows(rows), formatter_of(tokenizer, ENCODERS["magnet"]), group, **options)
+
+
+def shown(tokenizer, ids):
+    return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
+
+
 class TestSscl:
-    def batches(self, model, tokenizer, rows, seed=3, **settings):
-        encoder = ENCODERS["magnet"]
-        runtime = runtime_of(model, tokenizer, encoder)
-        config = SsclConfig(kind="sscl", **{"length": 64, **settings})
-        options = {"tokenizer": tokenizer, "config": config, "seed": seed}
-        return AlteredBatches(Rows(rows), formatter_of(tokenizer, encoder), TextGroup(runtime, 2), **options)
-
-    def text(self, tokenizer, ids):
-        return tokenizer.decode(ids, skip_special_tokens=True).removeprefix("Find: ")
-
     def test_positives_have_the_words_of_the_text(self, model, tokenizer, ids_of):
         rows = ids_of(*range(20, 40))
-        batch = self.batches(model, tokenizer, rows, deletion=0.3, swap=0.2).make(0, 0, 20)
+        batch = altered(model, tokenizer, rows, deletion=0.3, swap=0.2).make(0, 0, 20)
         differing = 0
         pairs = zip(rows, *(slow.texts_of(batch[group]) for group in ("query", "positive")), strict=True)
         for row, query, positive in pairs:
-            one, other = (self.text(tokenizer, text["input_ids"]) for text in (query, positive))
+            one, other = (shown(tokenizer, text["input_ids"]) for text in (query, positive))
             assert one.strip() == tokenizer.decode(row).strip()
             assert set(other.split()) <= set(one.split())
             assert query["input_ids"][-1] == positive["input_ids"][-1] == tokenizer.eos_token_id
@@ -113,18 +114,18 @@ class TestSscl:
 
     def test_a_batch_depends_on_nothing_but_its_numbers(self, model, tokenizer, ids_of):
         rows = ids_of(*range(20, 40))
-        whole = self.batches(model, tokenizer, rows).make(0, 4, 10)
+        whole = altered(model, tokenizer, rows).make(0, 4, 10)
         for first, count in [(4, 10), (4, 1), (7, 5), (13, 1)]:
-            part = self.batches(model, tokenizer, rows).make(8, first, count)
+            part = altered(model, tokenizer, rows).make(8, first, count)
             for group in whole:
                 assert_same_rows(whole[group], first - 4, part[group])
-        other = self.batches(model, tokenizer, rows, seed=4).make(0, 4, 10)
+        other = altered(model, tokenizer, rows, seed=4).make(0, 4, 10)
         assert other["positive"]["identity"].tolist() != whole["positive"]["identity"].tolist()
 
     def test_blank_lines_are_their_own_positive(self, model, tokenizer):
         blank = tokenizer("\n\n \n \n\n", add_special_tokens=False).input_ids
         assert len(blank) > 1
-        batch = self.batches(model, tokenizer, [blank]).make(0, 0, 2)
+        batch = altered(model, tokenizer, [blank]).make(0, 0, 2)
         assert torch.equal(batch["query"]["input_ids"], batch["positive"]["input_ids"])
 
 
@@ -152,16 +153,11 @@ class TestRewriting:
 
     @pytest.mark.slow
     def test_positives_are_rewritten_texts(self, model, tokenizer, base, ids_of):
-        config = SsclConfig(kind="sscl", length=64, deletion=0, swap=0, rewritten=0.3)
-        group = TextGroup(runtime_of(model, tokenizer, ENCODERS["magnet"]), 2)
-        rewriter = Rewriter(str(base), 0.3, None)
-        formatter = formatter_of(tokenizer, ENCODERS["magnet"])
-        options = {"tokenizer": tokenizer, "config": config, "seed": 1, "rewriter": rewriter}
-        rows = ids_of(12, 15)
-        batch = AlteredBatches(Rows(rows), formatter, group, **options).make(0, 0, 2)
+        rewriter, rows = Rewriter(str(base), 0.3, None), ids_of(12, 15)
+        settings = {"deletion": 0, "swap": 0, "rewritten": 0.3}
+        batch = altered(model, tokenizer, rows, rewriter=rewriter, **settings).make(0, 0, 2)
         for row, positive in zip(rows, slow.texts_of(batch["positive"]), strict=True):
-            shown = tokenizer.decode(positive["input_ids"], skip_special_tokens=True).removeprefix("Find: ")
-            assert shown.split() == rewriter(tokenizer.decode(row)).split()
+            assert shown(tokenizer, positive["input_ids"]).split() == rewriter(tokenizer.decode(row)).split()
 
     @pytest.mark.slow
     def test_a_training_keeps_what_was_rewritten_and_goes_on_with_it(self, adapting, write_recipe, tmp_path):

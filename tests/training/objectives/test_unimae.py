@@ -1,5 +1,7 @@
 """UniMAE's two losses one position at a time, and what is hidden from whom."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -16,14 +18,15 @@ from tests.training.objectives.test_hybrid import MASK, random_rows
 LENGTHS = (11, 9, 12, 4, 1, 13)
 
 
+def unimae(tokenizer, rows, seed=3, **settings):
+    formatter = InputFormatter(tokenizer, append_eos=True)
+    config = UnimaeConfig(kind="unimae", **settings)
+    return UnimaeBatches(Rows(rows), formatter, config, mask_id=MASK, pad=2, seed=seed)
+
+
 @pytest.fixture
 def make(tokenizer):
-    def make(rows, seed=3, formatter=None, **settings):
-        config = UnimaeConfig(kind="unimae", **settings)
-        formatter = formatter or InputFormatter(tokenizer, append_eos=True)
-        return UnimaeBatches(Rows(rows), formatter, config, mask_id=tokenizer.mask_token_id, pad=2, seed=seed)
-
-    return make
+    return partial(unimae, tokenizer)
 
 
 def head(heads=2):
@@ -50,10 +53,7 @@ def test_equals_one_position_at_a_time(model, eager, make, ids_of, double, setti
 
 def test_without_a_token_before_the_text(model, eager, ids_of, double):
     """Nothing precedes the first token, so it is rebuilt but not predicted."""
-    tokenizer = tokenizers.without_bos()
-    config = UnimaeConfig(kind="unimae")
-    formatter = InputFormatter(tokenizer, append_eos=True)
-    batch = UnimaeBatches(Rows(ids_of(*LENGTHS)), formatter, config, mask_id=3, pad=0, seed=1).make(0, 0, len(LENGTHS))
+    batch = unimae(tokenizers.without_bos(), ids_of(*LENGTHS)).make(0, 0, len(LENGTHS))
     losses = head()
     assert losses.counts(batch) == {"mar": sum(LENGTHS) - len(LENGTHS), "mrc": sum(LENGTHS)}
     expected = {"mar": slow.auto_regression(eager, batch), "mrc": slow.reconstruction(eager, losses.decoder, batch)}
@@ -88,9 +88,8 @@ def test_what_each_position_sees(make, ids_of):
 def test_what_is_masked(build, rate):
     tokenizer = build()
     rows = random_rows(200, shortest=1, longest=60)
-    config = UnimaeConfig(kind="unimae", p_mar=rate)
     formatter = InputFormatter(tokenizer, append_eos=True)
-    batch = UnimaeBatches(Rows(rows), formatter, config, mask_id=MASK, pad=0, seed=1).make(0, 0, len(rows))
+    batch = unimae(tokenizer, rows, p_mar=rate).make(0, 0, len(rows))
     hidden = 0
     for row, text in enumerate(slow.texts_of(batch)):
         formatted = formatter.format(rows[row])

@@ -1,6 +1,5 @@
 """One optimizer step: parts of any size, weights and their schedules, and validation."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,11 +10,12 @@ from gerund.training.corpus.pairs import Example, Examples
 from gerund.training.corpus.tokenizer import InputFormatter
 from gerund.training.objectives.base import Batches, Objective
 from gerund.training.objectives.contrastive import ContrastiveLosses, ExampleBatches, TextGroup
-from gerund.training.objectives.hybrid import HybridBatches, HybridLosses
+from gerund.training.objectives.hybrid import HybridLosses
 from gerund.training.objectives.settings import MntpConfig, MsgConfig, SupervisedConfig, UnimaeConfig
 from gerund.training.objectives.unimae import UnimaeBatches, UnimaeLosses
 from gerund.training.step import StepData, TrainingModule, evaluate_batches, run_step
 from tests.training.objectives.conftest import Rows, doubled, gpt2
+from tests.training.objectives.test_hybrid import hybrid
 
 LENGTHS = (30, 9, 17, 4, 1, 23, 12, 8)
 WORDS = ["the", "cat", "dog", "house", "runs", "sleeps", "under", "over", "red", "blue"]
@@ -35,15 +35,7 @@ class Workshop:
             "mntp": MntpConfig(kind="mntp", weight=mntp, **sizes),
             "msg": MsgConfig(kind="msg", weight=msg, **sizes),
         }
-        batches = HybridBatches(
-            Rows(self.rows),
-            InputFormatter(self.tokenizer),
-            **configs,
-            mask_id=3,
-            random_ids=np.arange(16, len(self.tokenizer)),
-            pad=2,
-            seed=3,
-        )
+        batches = hybrid(self.tokenizer, self.rows, mntp={}, msg={})
         return Objective("mntp+msg", batches, HybridLosses(2, ("mntp", "msg")), configs)
 
     def unimae(self, *, weight=1.0, alpha=0.1, micro=None, batch_size=6):
