@@ -78,6 +78,13 @@ def test_headings_of_markdown(text, headings):
     assert [one.path[-1] for one in markdown(text).sections] == headings
 
 
+def test_rows_without_text_are_counted(reader, tmp_path, caplog):
+    path = tmp_path / "faq.csv"
+    path.write_text("id,title,text\na,Hours,We open at nine.\nb,Empty,\nc,Blank,  \n", "utf-8")
+    assert [parsed.text for parsed in reader.read(path)] == ["We open at nine."]
+    assert caplog.messages == [f"{path}: rows without text are left out: 2"]
+
+
 def test_the_title_of_front_matter_wins():
     assert markdown("---\ntitle: 'My page'\n---\n# Another\n").title == "My page"
     assert markdown("## Second\n# First\n").title == "First"

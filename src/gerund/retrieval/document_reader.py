@@ -104,7 +104,7 @@ class DocumentReader:
 
         ``bad`` is called with the error of each row of a table that cannot be read, which is skipped; None raises.
         """
-        ending, count = ending_of(path), 0
+        ending, count, empty = ending_of(path), 0, 0
         for parsed in self._rows(path, ending):
             if isinstance(parsed, DataError):
                 if bad is None:
@@ -118,6 +118,10 @@ class DocumentReader:
                     level = logging.WARNING if parsed.encoding.endswith("(detected)") else logging.INFO
                     _log.log(level, "%s: read as %s", path, parsed.encoding)
                 yield parsed
+            else:
+                empty += 1
+        if count and empty:
+            _log.warning("%s: rows without text are left out: %d", path, empty)
         if not count:
             hint = "; are its pages pictures of text?" if ending == "pdf" else ""
             raise NoTextError(f"{path}: there is no text in it{hint}")
