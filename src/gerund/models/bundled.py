@@ -220,8 +220,8 @@ def takes_bundled(spec: ModelSpec) -> bool:
 def tell_bundled(name: str) -> None:
     """Say that a model encodes with an adapter that was not asked for."""
     say_once(
-        f"{name} encodes with the adapter that comes with gerund for it. Load it with adapter none to encode without, "
-        "or with adapter auto to leave out this note"
+        f"{name} encodes with the adapter that comes with gerund for it. The setting adapter (--adapter): none encodes "
+        "without it, auto leaves out this note"
     )
 
 
