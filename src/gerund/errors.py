@@ -26,6 +26,7 @@ most 300 characters, whatever it quotes, without control characters.
 
 import re
 from difflib import get_close_matches
+from itertools import accumulate
 
 _LONGEST = 300
 _GAP = " ... "
@@ -192,10 +193,10 @@ def unknown_name(kind: str, name: object, valid: "list[str] | tuple[str, ...]") 
     >>> str(unknown_name("word", "x", ["word"] * 100))[-26:]
     'd, word, word, and 67 more'
     """
-    listed = ", ".join(valid)
-    if len(listed) > _MOST_LISTED:
-        shown = listed[:_MOST_LISTED].rpartition(", ")[0]
-        listed = f"{shown}, and {len(valid) - shown.count(', ') - 1} more"
+    ends = accumulate(len(name) + 2 for name in valid)
+    fit = sum(end <= _MOST_LISTED for end in ends) or 1
+    more = f", and {len(valid) - fit} more" if fit < len(valid) else ""
+    listed = f"{', '.join(valid[:fit])}{more}"
     by_folded = {valid_name.casefold(): valid_name for valid_name in valid}
     similar = get_close_matches(str(name)[:100].casefold(), by_folded, n=1, cutoff=0.7)
     hint = f"; did you mean {by_folded[similar[0]]!r}?" if similar else ""

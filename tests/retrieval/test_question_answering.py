@@ -189,7 +189,9 @@ def test_a_name_of_the_question_has_to_be_in_the_source_too(sentence, support):
         "Opening hours\n=============\nThe shop opens at nine on weekdays. It is closed on Sunday.",
         "The shop opens at nine on weekdays.\n---\nIt is closed on Sunday.",
         "- The shop opens at nine on weekdays.\n- It is closed on Sunday.",
-        "| day | hours |\n|---|---|\n| Sunday | closed |\n\nThe shop opens at nine on weekdays.",
+        "| day | hours |\n|---|---|\n| Sunday | closed |\n|    |    |\n\nThe shop opens at nine on weekdays.",
+        "It is closed on Sunday.\n\n   ## Opening hours\n   The shop opens at nine on weekdays.",
+        "Hours\nnever changed\n-----\nThe shop opens at nine on weekdays.\n-----\nIt is closed on Sunday.",
     ],
 )
 def test_a_sentence_is_quoted_without_the_markdown_around_it(bundled, text):

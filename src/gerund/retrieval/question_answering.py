@@ -637,15 +637,18 @@ BM25 finds: 77% of its own queries pass and 14% of the others'. At 0.3 these are
 _NOT_A_SENTENCE, _NO_END = 2.0, 0.2
 # The synopsis of a command, which ends as a sentence may: "ls [OPTION]... [FILE]...".
 _SYNOPSIS = re.compile(r"SYNOPSIS\b|(?s:(?=.*\[).*\.\.\.\Z)")
-# Lines of Markdown that are no part of what follows: a heading or the head of a table with a line under it, a heading
-# that begins with #, a row of a table.
+# Lines of Markdown that are no part of what follows: a paragraph's first line with a line under it, which is a heading
+# or the head of a table; a heading that begins with #, or a row of a table; a rule.
+_UNDERLINE = r"\n[ \t]*(?:={3,}[ \t]*|-{3,}[ \t]*|\|[ \t:|]*-[ \t:|-]*)"
 _LINE_ALONE = re.compile(
-    r"^[ \t]{0,3}(?:(?P<title>\S.*)\n[ \t]*(?:={3,}|-{3,}|\|[ \t:|-]+)[ \t]*|(?P<row>#{1,6}[ \t].*|\|.*))$",
+    rf"(?:\A|(?<=\n\n))[ \t]{{0,3}}(?P<title>\S.*){_UNDERLINE}$"
+    r"|^[ \t]{0,3}(?:(?P<row>#{1,6}[ \t].*|\|.*)|[-=*_]{3,}[ \t]*)$",
     re.MULTILINE,
 )
-# A rule, the heading above a paragraph of a manual page, or the mark of a list's item. A synopsis keeps its heading, by
-# which it is known.
-_MARKS = re.compile(r"\s*(?:[-=*_]{3,}[ \t]*\n\s*)?(?:(?!SYNOPSIS)[A-Z][A-Z0-9 ,/-]*\n[ \t]+(?=\S)|[-*+\u2022][ \t]+)?")
+_UNDERLINED = re.compile(rf"{_UNDERLINE}\Z")
+# The heading above a paragraph of a manual page, or the mark of a list's item. A synopsis keeps its heading, by which
+# it is known.
+_MARKS = re.compile(r"\s*(?:(?!SYNOPSIS)[A-Z][A-Z0-9 ,/-]*\n[ \t]+(?=\S)|[-*+\u2022][ \t]+)?")
 # The end of a sentence, perhaps in quotation marks or brackets.
 _SENTENCE_END = re.compile(r"""[.!?\u2026\u3002\uff01\uff1f]["'\u201d\u2019\u00bb\u300d)\]*_]*\Z""")
 # The rest of a sentence that was split at a sign that does not end it, for example in a span of code.
@@ -726,25 +729,32 @@ def best_sentence(
 
 
 def _quotable(text: str, language: str) -> Iterator[tuple[int, int]]:
-    r"""Yield the offsets of a text's sentences, headings that begin with #, and rows of tables.
+    r"""Yield the offsets of a text's sentences, headings and rows of tables.
 
     What stands in a line of its own in Markdown is no part of the sentence after it, and nor is a manual page's heading
     or the mark of a list's item.
 
     >>> text = "# Hours\nWe open. We close.\n\nPrices\n===\n- Tea costs 2 euros.\n\n| a | b |\n|---|---|\n| tea | 2 |"
-    >>> [text[start:end] for start, end in _quotable(text, "en")]
-    ['# Hours', 'We open.', 'We close.', 'Tea costs 2 euros.', '| tea | 2 |']
+    >>> [text[start:end] for start, end in _quotable(text, "en")][:4]
+    ['# Hours', 'We open.', 'We close.', 'Prices\n===']
+    >>> [text[start:end] for start, end in _quotable(text, "en")][4:]
+    ['Tea costs 2 euros.', '| a | b |\n|---|---|', '| tea | 2 |']
     >>> text = "DESCRIPTION\n       List the files.  Sort them."
     >>> [text[start:end] for start, end in _quotable(text, "en")]
     ['List the files.', 'Sort them.']
     """
     for start, end in sentence_bounds(text, language):
         place = start
+        line_start = text.rfind("\n", 0, start) + 1
+        begin = line_start if text[line_start:start].isspace() else start
         is_code = _CODE_START.match(text, start, end)
-        for line in () if is_code else _LINE_ALONE.finditer(text, start, end):
+        for line in () if is_code else _LINE_ALONE.finditer(text, begin, end):
             yield from _without_marks(text, place, line.start())
-            if line["row"] or _SENTENCE_END.search(line["title"]):
-                yield from _without_marks(text, *line.span("row" if line["row"] else "title"))
+            if line["row"]:
+                yield from _without_marks(text, *line.span("row"))
+            elif line["title"]:
+                is_sentence = _SENTENCE_END.search(line["title"])
+                yield from _without_marks(text, *line.span("title" if is_sentence else 0))
             place = line.end()
         yield from _without_marks(text, place, end)
 
@@ -785,7 +795,13 @@ def _penalty(text: str, hit: Hit) -> float:
     """
     line = text.strip()
     headings = {heading.strip().casefold() for heading in (hit.title, *hit.heading.split(PATH_SIGN))}
-    if line.startswith("#") or line.casefold() in headings or _CODE_START.match(line) or _SENTENCE_REST.match(line):
+    if (
+        line.startswith("#")
+        or _UNDERLINED.search(line)
+        or line.casefold() in headings
+        or _CODE_START.match(line)
+        or _SENTENCE_REST.match(line)
+    ):
         return _NOT_A_SENTENCE
     if _SYNOPSIS.match(line):
         return _NOT_A_SENTENCE

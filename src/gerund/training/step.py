@@ -9,6 +9,7 @@ Processes exchange gradients once, in the last backward pass of the step.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ class TrainingModule(nn.Module):
         pass in which processes exchange gradients must know them all.
         """
         device = next(iter(part.values())).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(device, torch.bfloat16) if self.bf16 else nullcontext():
             losses: Any = self._compute[name]
             result = losses.joint(self.model, part) if joint else losses(self.model, part)
         # Vectors may be a view, which FSDP does not want to see leave a module.
