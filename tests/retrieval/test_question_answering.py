@@ -22,8 +22,8 @@ from gerund.retrieval.question_answering import (
     Citations,
     PendingAnswer,
     Question,
-    best_sentence,
 )
+from gerund.retrieval.quotation import best_sentence
 from gerund.retrieval.store import IndexMetadata
 from gerund.types import Generation, Hit
 from tests.inference.generate.test_prompts import TEMPLATE, chat_tokenizer

@@ -29,12 +29,12 @@ from gerund.retrieval.question_answering import (
     PendingAnswer,
     Question,
     QuestionAnswering,
-    best_sentence,
     extractive_answer,
     is_relevant,
     no_answer,
     sources_of,
 )
+from gerund.retrieval.quotation import best_sentence
 from gerund.retrieval.store import IndexMetadata, VectorStore, from_bytes
 from gerund.settings.aliases import TopK, takes_aliases
 from gerund.settings.model_spec import ModelSpec
