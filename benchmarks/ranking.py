@@ -33,6 +33,7 @@ from gerund.evaluation.systems.search import BM25, HYBRID, HybridSystem
 from gerund.evaluation.task import Examples
 from gerund.evaluation.tuning import WEIGHTS, Candidates, Offers, ScoreFile
 from gerund.inference.likelihood import continuation_logprobs
+from gerund.models.kinds import packed_network
 from gerund.scoring import query_likelihood
 from gerund.settings.ranking import DEFAULT_WEIGHT, MAXSIM, QUERY_MEASURES, RELEVANCE_MEASURES
 from results import Column, Row, Table
@@ -86,7 +87,9 @@ def main(argv: list[str] | None = None) -> None:
     found = scored(lm, sets, options, options.ways)
     by_words = {name: Offers(collection, options.candidates) for name, collection in collections.items()}
     bm25 = scored(lm, by_words, options, [])
-    checks = [harness.require("largest difference of a kept document's score", apart(lm), 0.05)]
+    # Packed, kept documents are in 8 bits, and any rounding moves what 8-bit products give.
+    allowed = 0.05 if packed_network(lm.model) is None else 0.2
+    checks = [harness.require("largest difference of a kept document's score", apart(lm), allowed)]
     weights = {way: best_weight(found, way) for way in options.ways}
     default = dict.fromkeys(options.ways, DEFAULT_WEIGHT)
     rows = [row for name in found for row in quality(name, found[name][1], bm25[name][1], weights, options.first)]
