@@ -33,9 +33,9 @@ MASKED = np.float32(-1e9)
 _MOST_GROUPED = 8
 _MOST_AT_ONCE = 128  # tokens of a prompt in one run
 _MOST_BINDINGS = 8  # that a cache keeps
-_MOST_BOUND = 64  # tokens of a run whose binding is kept: a longer one takes much longer than binding, and much memory
 _INTEGERS = ("write", "query_shape")
-_MANY_TOKENS = 64  # a run of so many gives its memory back, which takes longer than a run of few
+# A run of more gives its memory back and keeps no binding: making both anew takes little of its time.
+_MANY_TOKENS = 64
 _WITH_ATTENTION = "body with attention"
 
 _GIVE_BACK = ort.RunOptions()
@@ -459,7 +459,7 @@ class PackedNetwork:
         sizes = {name: array.shape for name, array in inputs.items()}
         # A binding belongs to one run at a time; the cache keeps those that are idle.
         key = (sections[0], tuple(sizes.items()), tuple(of_layer), tuple(sorted(outputs)), adapted, depth)
-        is_short = inputs["embedded"].size <= _MOST_BOUND * self.shape.width
+        is_short = inputs["embedded"].size <= _MANY_TOKENS * self.shape.width
         idle = cache._bindings.setdefault(key, []) if is_short else []
         if not idle and len(cache._bindings) > _MOST_BINDINGS:
             cache._bindings.pop(next(iter(cache._bindings)))

@@ -139,9 +139,8 @@ def _penalty(text: str, hit: Hit) -> float:
         or line.casefold() in headings
         or _CODE_START.match(line)
         or _SENTENCE_REST.match(line)
+        or _SYNOPSIS.match(line)
     ):
-        return _NOT_A_SENTENCE
-    if _SYNOPSIS.match(line):
         return _NOT_A_SENTENCE
     if _SENTENCE_END.search(line):
         return 0.0
