@@ -79,6 +79,8 @@ def parse(
     options = made.parse_args(typed)
     if options.rounds < 1 or options.threads < 1:
         made.error("--rounds and --threads have to be at least 1")
+    if options.output is not None and options.output.is_dir():
+        made.error(f"--output is a file, and {options.output} is a folder")
     options.argv = typed
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
     if "torch" in sys.modules:

@@ -22,6 +22,8 @@ from gerund.entry import load_writer
 from gerund.errors import ConfigError, FingerprintError, ModelError
 from gerund.inference.generate import packed_decoder
 from gerund.inference.inspection import attention_maps
+from gerund.models import light_runtime
+from gerund.models.light_runtime import for_many_texts
 from tests.adapters import PEFT_WARNINGS, make_adapter
 from tests.models.test_gguf_files import write
 
@@ -59,21 +61,28 @@ def test_parameters_are_those_of_the_unpacked_model(packed: gerund.LanguageModel
     assert packed.model.num_parameters(only_trainable=True) == 0
 
 
-@pytest.mark.parametrize("has_bfloat16", [False, True])
-def test_taken_by_itself_where_it_can_be(
-    tmp_path: Path, file: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
-):
-    monkeypatch.setattr("gerund.models.runtimes.cpu_has_bfloat16", lambda: has_bfloat16)
+def test_taken_by_itself_where_it_can_be(tmp_path: Path, file: Path, tiny_folder: Path):
     plain, file = file, write(gerund.load(tiny_folder), tmp_path / "quantized.gguf", type="q8_0")
     assert load_writer(gerund.ModelSpec.of(file)).spec.runtime == "packed"
-    packed = gerund.load(file, runtime="packed" if has_bfloat16 else "auto")
+    packed = gerund.load(file)
     assert packed.spec.runtime == "packed"
-    assert not has_bfloat16 or gerund.load(file).spec.runtime == "torch"
     assert gerund.load(packed.spec).fingerprint() == packed.fingerprint()
     assert gerund.load(plain).spec.runtime == "torch"
     for settings in ({"dtype": "float32"}, {"runtime": "torch"}, {"attention": "extend-back"}, {"skips": 1}):
         assert gerund.load(file, **settings).spec.runtime == "torch"
     assert gerund.load(tiny_folder).spec.runtime == "auto"
+
+
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_many_texts_are_read_by_torch_where_the_processor_has_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+):
+    monkeypatch.setattr(light_runtime, "may_have_bfloat16", lambda: has_bfloat16)
+    spec = gerund.ModelSpec(model="a.gguf")
+    assert for_many_texts(spec).runtime == ("torch" if has_bfloat16 else "auto")
+    for given in ({"runtime": "packed"}, {"weights": "int8"}, {"device": "cuda"}):
+        chosen = gerund.ModelSpec.of(spec, **given)
+        assert for_many_texts(chosen) == chosen
 
 
 @pytest.mark.parametrize(

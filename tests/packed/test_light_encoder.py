@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 
 import gerund
 from gerund import ModelSpec, light_entry
+from gerund.cli.search import open_existing
 from gerund.errors import UnsupportedModelError
 from gerund.inference.encode import packed_runtime
 from gerund.light_entry import light_model
 from gerund.light_model import LightModel
+from gerund.retrieval.documents import Document
 from tests.packed.test_light import TORCH, run
 
 TEXTS = [
@@ -138,6 +141,28 @@ def test_an_installation_without_torch_works(file: Path, tmp_path: Path):
     assert written == "the cat" + light.generate("the cat", 6)[0].text + "\n"
     assert json.loads(embedded)["fingerprint"] == light.fingerprint()
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), light.encode(TEXTS), atol=1e-6)
+
+
+def test_an_index_is_searched_by_the_runtime_that_starts_sooner(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    index, given = str(tmp_path / "my.index"), []
+    made = gerund.open_index(index, ModelSpec.of(file, runtime="torch"))
+    made.add_documents([Document(f"{place}.txt", text) for place, text in enumerate(TEXTS)])
+    about = made.store.about()
+    assert about is not None
+    monkeypatch.setattr("gerund.retrieval.index.load_encoder", lambda spec: given.append(spec.runtime) or made.encoder)
+
+    def runtime(spec: ModelSpec, *, space: str, **how: Any) -> str:
+        monkeypatch.setattr("gerund.retrieval.index.demand_index", lambda _: replace(about, space=space))
+        assert open_existing(index, spec, **how).encoder is made.encoder
+        return given[-1]
+
+    own = ModelSpec()
+    assert runtime(own, space="") == "torch", "vectors of two runtimes share no space unless they declare one"
+    assert runtime(own, space="of-a-head") == "auto"
+    assert runtime(own, space="of-a-head", reads_much=True) == "torch"
+    assert runtime(ModelSpec(runtime="packed"), space="of-a-head") == "packed"
 
 
 def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):

@@ -120,6 +120,7 @@ def command(
     from gerund.data.tables import open_table, skipped_files
     from gerund.jobs.engine import runs_in_process
     from gerund.jobs.object_stores import staged
+    from gerund.models.light_runtime import for_many_texts
     from gerund.quantization import check_precision
 
     check_dimensions(dimensions)
@@ -140,6 +141,7 @@ def command(
             tell(f"skipped unsupported types in {source}: {kinds}; gerund index reads documents")
         with embedding_job(table, place.output, config) as job:
             alone = runs_in_process(machines)
+            spec = for_many_texts(spec)
             lm, threads = _opened(spec, where.threads, alone=alone)
             before = PromptText(lm.encoder.prompt_text(prompt, prompt_name))
             normalize = lm.encoder.normalize and not no_normalize

@@ -156,6 +156,7 @@ def command(
 
         gerund index -o my.index --choose-weight 30
     """
+    from gerund.models.light_runtime import for_many_texts
     from gerund.retrieval.document_reader import unknown_files
     from gerund.retrieval.documents import Chunking
     from gerund.retrieval.index import open_index, store_at
@@ -174,7 +175,7 @@ def command(
     given = {name: value for name, value in requested.items() if value is not None}
     chunking = replace(Chunking() if about is None else about.chunking, **given)  # type: ignore[arg-type]
     names_model = bool(spec.model_fields_set - set(options.MACHINE))  # or says how it is read
-    encoder_spec = spec if about is None or names_model else own_model(about, output, spec)
+    encoder_spec = for_many_texts(spec) if about is None or names_model else own_model(about, output, spec)
     machines = _Machines(where.start(usual=1), where.threads)
     if migrate:
         if about is None:

@@ -104,9 +104,10 @@ def command(
         _checked(where, lambda query_text=query_text, texts=texts: check_relevance(query_text, texts, top_k, by))
         _checked(where, lambda texts=texts, first=first: check_first_stage(first, len(texts), *stage.values()))
     from gerund.entry import load
+    from gerund.models.light_runtime import for_many_texts
 
     # Measures of the base model need no plan but the causal one, which every architecture has.
-    lm = load(ModelSpec.of(spec, attention="causal") if by in BASE_MEASURES else spec)
+    lm = load(for_many_texts(ModelSpec.of(spec, attention="causal") if by in BASE_MEASURES else spec))
     records = _ranked(lm, asked, {"top_k": top_k, "by": by, **stage})
     if lm.reranker is None and any(first is None for *_, first in asked):
         text_io.tell(f"ranked by {by or lm.default_measure()} alone; with --scores of a first stage it ranks better")

@@ -28,13 +28,24 @@ COMPLETED = "an earlier gerund index was ended before its last step, or is still
 _SNIPPET = 300
 
 
-def open_existing(where: str, spec: "ModelSpec", answer_with: str | None = None) -> "Index":
-    """Open an index that is there, with the model that is named or else its own, and another to answer with."""
+def open_existing(
+    where: str, spec: "ModelSpec", answer_with: str | None = None, *, reads_much: bool = False
+) -> "Index":
+    """Open an index that is there, with the model that is named or else its own, and another to answer with.
+
+    Its own is computed by the runtime that starts sooner, or the one that made the vectors where it ``reads_much``.
+    """
     from gerund.retrieval.index import demand_index, open_index
 
     about = demand_index(where)
     assert about is not None
-    encoder = spec if "model" in spec.model_fields_set else own_model(about, where, spec)
+    if "model" in spec.model_fields_set:
+        encoder: ModelSpec | None = spec
+    else:
+        encoder = own_model(about, where, spec)
+        # Vectors in a declared space are compared whichever runtime computed them.
+        if about.space and about.spec is not None and spec.runtime == "auto" and not reads_much:
+            encoder = (encoder or about.model_spec(where)).model_copy(update={"runtime": "auto"})
     index = open_index(where, encoder, answer_with=answer_with)
     if index.store.finish():
         tell(f"{where}: {COMPLETED}")
@@ -153,7 +164,7 @@ def command(
     if api_key_file is not None:
         raise ConfigError("--api-key-file is for --server, which is missing")
     asked = _queries(queries)
-    index = open_existing(where, spec, rerank_with)
+    index = open_existing(where, spec, rerank_with, reads_much=bool(how.get("rerank")))
     results = index.search_all(asked, k, mode=mode, expand=expand, **how)  # type: ignore[arg-type]
     if as_json:
         _print_lines(asked, results)

@@ -13,6 +13,7 @@ from gerund.entry import load
 from gerund.errors import FingerprintError, MissingDependencyError
 from gerund.language_model import LanguageModel
 from gerund.models.adapters import base_state
+from gerund.models.light_runtime import for_many_texts
 from gerund.settings.model_spec import ModelSpec
 
 try:
@@ -69,7 +70,7 @@ def model_meta(model: LanguageModel | ModelSpec | str | Path | None = None, *, n
 
 
 def _load(name: str, *, revision: str, spec: str, device: str | None = None, **_others: Any) -> MTEBEncoder:
-    lm = load(ModelSpec.model_validate_json(spec), device=device)
+    lm = load(for_many_texts(ModelSpec.model_validate_json(spec)), device=device)
     if lm.fingerprint() != revision:
         raise FingerprintError(f"{lm.name} is no longer the encoder that {name} describes; make its model_meta again")
     return MTEBEncoder(lm, name=name)

@@ -67,8 +67,6 @@ def light_source(spec: ModelSpec, *, encodes: bool = False) -> Source | None:
     known = _SETTINGS | _READS if encodes else _SETTINGS
     adapters = (None, NO_ADAPTER, AUTO_ADAPTER) if encodes else (None, NO_ADAPTER)
     usual = set(given) <= known and spec.runtime != "torch" and spec.adapter in adapters
-    if encodes and spec.runtime == "auto" and may_have_bfloat16():
-        return None  # torch encodes faster
     on_processor = spec.device == "cpu" or (spec.device == "auto" and not may_have_gpu())
     if not usual or not on_processor or not all(map(installed, ("onnxruntime", "onnx"))):
         return None
@@ -91,6 +89,16 @@ def installed(module: str) -> bool:
         return find_module(module) is not None
     except ImportError:
         return False
+
+
+def for_many_texts(spec: ModelSpec) -> ModelSpec:
+    """Return a spec for the runtime that reads many texts fastest, where it names none.
+
+    A packed network reads about as fast as torch in float32, and starts sooner. Where the processor computes in
+    bfloat16, torch reads several times as fast; it writes slower everywhere.
+    """
+    open_to_choice = spec.runtime == "auto" and spec.weights is None and spec.device in ("auto", "cpu")
+    return spec.model_copy(update={"runtime": "torch"}) if open_to_choice and may_have_bfloat16() else spec
 
 
 def may_have_bfloat16() -> bool:

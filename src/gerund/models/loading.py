@@ -518,7 +518,7 @@ def open_model(spec: ModelSpec, token: str | bool | None = None, *, generates: b
         _check_seq2seq(encoder, source.name, given)
     adapters = _adapters(adapters_there, spec)
     head = reading.head_for(encoder) if _keeps_head(spec, adapters_there, settings) else None
-    packed = takes_packed(spec, source, where, encoder, adapters.folders, generates=generates)
+    packed = takes_packed(spec, source, where, encoder, adapters.folders)
     if dtype is None and where.type == "cpu" and packed is None:
         dtype = _emulated_dtype(config)
     # It was fitted to the vectors of one encoder config.

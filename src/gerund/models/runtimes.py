@@ -12,7 +12,6 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.initialization import no_init_weights
 
-from gerund.attention.interface import cpu_has_bfloat16
 from gerund.errors import ConfigError, GerundError
 from gerund.gguf_file import read_file
 from gerund.models import gguf_tokenizer
@@ -34,24 +33,15 @@ def takes_packed(
     device: torch.device,
     encoder: EncoderConfig,
     adapters: Mapping[Job, Path],
-    *,
-    generates: bool = False,
 ) -> Path | None:
     """Return the GGUF file or the folder whose packed network computes a model; None where torch does.
 
-    A packed network generates several times as fast as torch. It encodes as fast as torch in float32, so a model that
-    may encode is left to torch on processors that compute in bfloat16, which is several times as fast again;
-    ``generates`` says that it will not.
+    A packed network generates several times as fast as torch, and encodes as fast as torch in float32.
 
     Raises:
         ConfigError: it is asked for, and cannot; the message says why.
     """
-    usual = (
-        source.gguf is not None
-        and device.type == "cpu"
-        and (generates or not cpu_has_bfloat16())
-        and bool(set(read_file(source.gguf).types) - PLAIN)
-    )
+    usual = source.gguf is not None and device.type == "cpu" and bool(set(read_file(source.gguf).types) - PLAIN)
     if spec.weights is not None and spec.runtime == "torch":
         raise ConfigError(f"weights {spec.weights} are for runtime packed; leave them out for torch")
     asked = spec.runtime == "packed" or spec.weights is not None

@@ -94,7 +94,8 @@ class ModelSettings(Generic[Model, Given, Unset]):
         "auto",
         "packed: compute quantized weights as they are, on a CPU by ONNX Runtime: those of a GGUF file, or those of a "
         "folder, which are quantized on loading (see weights). torch: unpack them. auto: packed for a quantized GGUF "
-        "file where that is possible; on processors that compute in bfloat16 only in commands that just generate.",
+        "file where that is possible; where the processor computes in bfloat16, commands that read many texts (index, "
+        "embed, eval, rerank) take torch.",
     )
     weights: Literal["int8", "int4"] | Given | None = setting(
         None,

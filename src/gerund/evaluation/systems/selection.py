@@ -21,6 +21,7 @@ from gerund.evaluation.systems.search import (
     parse_index,
 )
 from gerund.language_model import LanguageModel
+from gerund.models.light_runtime import for_many_texts
 from gerund.settings.encoder import EncoderConfig
 from gerund.settings.model_spec import EncoderSpec, ModelSpec
 from gerund.settings.templates import NAMED, NO_TEMPLATE, NO_TRANSFORM
@@ -75,7 +76,7 @@ def systems_of(
         ConfigError: an encoder config does not fit a model, or names a transform and there is no sample; ``"hybrid"``
             has no model to join with BM25; or a name is neither.
     """
-    models = [load(model) if isinstance(model, ModelSpec) else model for model in models]
+    models = [load(for_many_texts(model)) if isinstance(model, ModelSpec) else model for model in models]
     cache = cache or EmbeddingCache()
     names = [model for model in models if isinstance(model, str)]
     fusions = [how for name in names if (how := parse_fusion(name)) is not None]
