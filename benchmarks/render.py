@@ -101,7 +101,7 @@ HEADLINES = (
     ),
     Headline(
         "### Serving quantized files",
-        "The same GGUF file in both servers, chats of 48 tokens, on a processor with AVX2 alone.",
+        "The same GGUF file in both servers, chats of 48 tokens, on a processor with AVX-512.",
         "serve:gguf",
         ("file", "clients", "system", "rate", "ratio"),
     ),
