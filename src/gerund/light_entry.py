@@ -13,6 +13,7 @@ from gerund.jobs.disk_cache import user_cache
 from gerund.models.bundled import bundled_for, tell_bundled
 from gerund.models.light_runtime import (
     NEEDS_TORCH,
+    installed,
     light_source,
     not_packed,
     return_freed_memory,
@@ -62,6 +63,8 @@ def _full() -> Any:
     try:
         from gerund import entry
     except ImportError as error:
+        if all(map(installed, ("torch", "transformers"))):
+            raise MissingDependencyError(f"torch or what needs it cannot be imported: {error}") from error
         raise MissingDependencyError(
             f"this model is computed by {NEEDS_TORCH}. Without torch only quantized GGUF files are read, with "
             "onnxruntime and onnx (pip install 'gerund[packed]')"

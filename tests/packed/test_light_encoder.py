@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import gerund
 from gerund import ModelSpec, light_entry
 from gerund.cli.search import open_existing
-from gerund.errors import UnsupportedModelError
+from gerund.errors import MissingDependencyError, UnsupportedModelError
 from gerund.inference.encode import packed_runtime
 from gerund.light_entry import light_model
 from gerund.light_model import LightModel
@@ -163,6 +164,13 @@ def test_an_index_is_searched_by_the_runtime_that_starts_sooner(
     assert runtime(own, space="of-a-head") == "auto"
     assert runtime(own, space="of-a-head", reads_much=True) == "torch"
     assert runtime(ModelSpec(runtime="packed"), space="of-a-head") == "packed"
+
+
+def test_torch_that_cannot_be_imported_is_not_called_missing(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(gerund, "entry")
+    monkeypatch.setitem(sys.modules, "gerund.entry", None)
+    with pytest.raises(MissingDependencyError, match="cannot be imported"):
+        light_entry.load(tiny_folder)
 
 
 def test_what_is_missing_is_said(tiny_folder: Path, tmp_path: Path):
