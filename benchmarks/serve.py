@@ -5,6 +5,8 @@
 `correct`: mixed requests of many clients, a tenth of which go away in the midst; each answer is compared with the
 library's own, and the server's memory is read before and after.
 
+`gguf-correct`: the same with a quantized file, without infilling. Only with `--gguf FILE`.
+
 `latency`: what a request takes by the clock, one after the other on one kept connection.
 
 `chat`: streamed chats of 1 and 8 clients, beside `transformers serve` with and without its continuous batching.
@@ -71,6 +73,7 @@ from servers import (
     transformers,
 )
 
+_KINDS = ("chat", "stream", "sampled", "embedding", "rerank")
 _CHATS = 8
 _CHAT_ALONE, _EMBED_ALONE = "chats alone", "embedding alone"
 _TYPES = "in float32 where nothing else is said"
@@ -78,8 +81,22 @@ _TYPES = "in float32 where nothing else is said"
 
 def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
     """Compare every answer under load with the library's own."""
+    return [_compared(options, "correct", ours(folder), lm, (*_KINDS, "infill"))]
+
+
+def correct_files(options: Any, folder: Path, lm: Any) -> list[Table]:
+    """Compare every answer under load of a quantized file with the library's own."""
+    from gerund.light_entry import load
+
+    del folder, lm
+    return [
+        _compared(options, f"gguf-correct, {file.name}", ours_as_it_comes(file), load(file), _KINDS)
+        for file in options.gguf or ()
+    ]
+
+
+def _compared(options: Any, name: str, serves: Any, lm: Any, kinds: Sequence[str]) -> Table:
     texts = demo_texts(24)
-    kinds = ("chat", "stream", "sampled", "embedding", "rerank", "infill")
     expected = {(kind, number): _expected(lm, kind, texts, number) for kind in kinds for number in range(8)}
     rng = random.Random(0)
     plan = [(kinds[rng.randrange(len(kinds))], rng.randrange(8), rng.random() < 0.1)
@@ -101,7 +118,7 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
         own["right" if _same(kind, found, expected[kind, number]) else "wrong"] += 1
 
     memory = []
-    with ours(folder) as server:
+    with serves as server:
         for part in range(25):
             own = plan[part * len(plan) // 25 : (part + 1) * len(plan) // 25]
             asyncio.run(in_turn(server, options.clients, [lambda client, p=p: one(client, *p) for p in own]))
@@ -124,7 +141,7 @@ def correct(options: Any, folder: Path, lm: Any) -> list[Table]:
         f"{options.requests} mixed requests of {options.clients} clients, a tenth of which go away in the midst; each "
         f"answer is compared with the library's own. The engine's guarantee here: {health['guarantee']}."
     )
-    return [Table("correct", caption, columns, rows)]
+    return Table(name, caption, columns, rows)
 
 
 def _expected(lm: Any, kind: str, texts: Sequence[str], number: int) -> Any:
@@ -576,7 +593,8 @@ async def _everything(
 
 TABLES = {
     "correct": correct, "latency": latency, "chat": chats, "llama": beside_llama_cpp,
-    "llama-large": larger_beside_llama_cpp, "gguf": same_files, "embeddings": embeddings, "mix": mix, "memory": memory,
+    "llama-large": larger_beside_llama_cpp, "gguf": same_files, "gguf-correct": correct_files,
+    "embeddings": embeddings, "mix": mix, "memory": memory,
 }  # fmt: skip
 
 
