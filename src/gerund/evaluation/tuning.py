@@ -36,6 +36,7 @@ from gerund.evaluation.systems.language_model import language_model_system, prec
 from gerund.evaluation.systems.search import BM25, BM25Index, Fusion, HybridSystem
 from gerund.evaluation.systems.selection import label_of, read_as, refusal
 from gerund.evaluation.task import EvaluationConfig, Task
+from gerund.evaluation.tasks.classification import Classification
 from gerund.evaluation.tasks.retrieval import CollectionTask
 from gerund.jobs.files import write_atomic
 from gerund.language_model import LanguageModel
@@ -51,6 +52,8 @@ from gerund.settings.templates import HIDDEN, LAST_LAYER, NO_REROUTE, NO_TRANSFO
 
 # At most this fraction of the budget is for methods.
 _FOR_METHODS = 0.5
+# How often classification is repeated with other examples.
+_RUNS = 3
 # LBW, Figure 2: "In the EXTEND architecture, k is bounded by 5 due to the consistent downward trend."
 _MOST_EXTENDED = 5
 # Vectors of several plans that are held at once, so that their shared layers run once.
@@ -245,6 +248,8 @@ def tune(
     plans = plans_named(plans)
     require_settings(plans, poolings, methods, sample, budget)
     require_tunable_tasks(tasks)
+    # Scoring hundreds of readings ten times over would take longer than reading the texts.
+    tasks = [replace(task, runs=min(task.runs, _RUNS)) if isinstance(task, Classification) else task for task in tasks]
     # A bundled adapter is for its own settings; all others read the weights alone, and all of their layers.
     usual = lm.encoder if lm.bundled is None else EncoderConfig(max_length=lm.encoder.max_length)
     configs = [replace(usual, pooling=pooling) for pooling in poolings or (usual.pooling,)]

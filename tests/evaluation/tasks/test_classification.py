@@ -59,6 +59,8 @@ def test_accuracy_over_runs_on_samples_of_the_training_set(folder):
     assert 0 < score.spread < 0.2
     assert score == task_in(folder).run(table_of(), EvaluationConfig())
     assert task_in(folder, per_label=2, runs=3).run(table_of(), EvaluationConfig()).runs == 3
+    whole = task_in(folder, per_label=14).run(table_of(), EvaluationConfig())
+    assert (whole.runs, whole.spread) == (1, 0.0), "runs that learn from the same texts"
     for wrong in ({"per_label": 0}, {"runs": 0}):
         with pytest.raises(ConfigError, match="1 or more"):
             task_in(folder, **wrong)

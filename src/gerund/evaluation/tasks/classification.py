@@ -41,6 +41,8 @@ class Classification(LabelledTask):
         from sklearn.linear_model import LogisticRegression
 
         train, test = self.learnt_and_scored(config)
+        # Where every class gives all it has, runs learn from the same texts.
+        runs = self.runs if max(Counter(train.labels).values()) > self.per_label else 1
         places = {label: place for place, label in enumerate(sorted({*train.labels, *test.labels}))}
         splits = {
             name: {"text": texts.texts, "label": [places[label] for label in texts.labels]}
@@ -50,12 +52,12 @@ class Classification(LabelledTask):
             # A new object: MTEB sets the seed on it, and its tasks share theirs.
             "evaluator_model": LogisticRegression(max_iter=_STEPS),
             "samples_per_label": self.per_label,
-            "n_experiments": self.runs,
+            "n_experiments": runs,
         }
         local = LocalTask(self.name, "AbsTaskClassification", "Classification", "accuracy", splits, attributes)
         scores = run_local(local, system, config, self.prompt(config))
         spread = float(np.std([scored["accuracy"] for scored in scores["scores_per_experiment"]]))
-        return score_of(scores, local.main, ("f1",), spread=spread, runs=self.runs, size=len(test.texts))
+        return score_of(scores, local.main, ("f1",), spread=spread, runs=runs, size=len(test.texts))
 
     def learnt_and_scored(self, config: EvaluationConfig) -> tuple[LabelledTexts, LabelledTexts]:
         """Return all training texts, and those that are scored."""
