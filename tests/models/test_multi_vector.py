@@ -61,7 +61,7 @@ def our_scores(lm, query=QUERY, documents=DOCUMENTS):
 @pytest.mark.filterwarnings("ignore:.*were longer than")
 def test_a_folder_of_pylate_gives_the_librarys_scores(tmp_path):
     folder = pylate(tmp_path / "colbert")
-    lm = gerund.load(folder)
+    lm = gerund.load(folder, dtype="float32")
     assert lm.default_measure() == "maxsim"
     assert (lm.late.config.query, lm.late.config.query_length, lm.late.config.counts) == ("[Q] ", 24, "all")
     theirs, asked, offered = their_scores(folder)
@@ -77,14 +77,14 @@ def test_a_folder_of_pylate_gives_the_librarys_scores(tmp_path):
     )
     # A copy says the same.
     lm.save(tmp_path / "copy")
-    assert our_scores(gerund.load(tmp_path / "copy")) == pytest.approx(theirs, abs=1e-4)
+    assert our_scores(gerund.load(tmp_path / "copy", dtype="float32")) == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*were longer than")
 @pytest.mark.parametrize("plan", ["causal", "bidir"])
 def test_an_export_gives_the_librarys_scores(tmp_path, plan):
     save_tiny(tmp_path / "base")
-    lm = gerund.load(tmp_path / "base", attention=plan)
+    lm = gerund.load(tmp_path / "base", attention=plan, dtype="float32")
     with pytest.raises(ConfigError, match="they were not trained"):
         lm.export(tmp_path / "out", "multi-vector")
     projection_ED = np.random.default_rng(0).standard_normal((6, lm.runtime.state_width)).astype(np.float32)
@@ -95,7 +95,7 @@ def test_an_export_gives_the_librarys_scores(tmp_path, plan):
     lm.late = LateHead(LateConfig(counts="all", skipped=(".", ","), document_length=20), projection_ED)
     lm.export(tmp_path / "out", "multi-vector")
     assert their_scores(tmp_path / "out")[0] == pytest.approx(our_scores(lm), abs=1e-4)
-    assert our_scores(gerund.load(tmp_path / "out")) == pytest.approx(our_scores(lm), abs=1e-4)
+    assert our_scores(gerund.load(tmp_path / "out", dtype="float32")) == pytest.approx(our_scores(lm), abs=1e-4)
 
 
 @pytest.mark.parametrize(("change", "message"), [
