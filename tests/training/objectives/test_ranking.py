@@ -279,8 +279,8 @@ class TestPointwise:
         # In torch the expected scores are those of the file's own weights.
         gerund.load(file, runtime="torch", adapter="none", dtype="float32").save(tmp_path / "unpacked")
         expected = gerund.load(tmp_path / "unpacked", reranker=trained, dtype="float32").rerank("the cat", documents)
-        for runtime, close in (("torch", 1e-6), ("packed", 2e-3)):
-            lm = gerund.load(file, reranker=trained, runtime=runtime)
+        for runtime, dtype, close in (("torch", "float32", 1e-6), ("packed", "auto", 2e-3)):
+            lm = gerund.load(file, reranker=trained, runtime=runtime, dtype=dtype)
             assert dict(lm.rerank("the cat", documents)) == pytest.approx(dict(expected), abs=close)
             with pytest.raises(DataError, match="was not trained from the weights"):
                 gerund.load(tmp_path / "other" / "model.gguf", reranker=trained, runtime=runtime)
